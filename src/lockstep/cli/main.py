@@ -1,0 +1,93 @@
+"""The command ``lockstep``: choose the subcommand, and end every failure the way a user can act on.
+
+``lockstep --help`` must answer at once, so nothing heavy is imported here; each command imports what it needs.
+"""
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from lockstep.core.errors import LockstepError, UsageError, nearest
+
+HELP = """\
+usage: lockstep COMMAND [ARGUMENTS]
+
+Train reinforcement-learning policies in batched simulation.
+
+commands:
+  train   train a policy on a task     lockstep train cartpole_balance
+  play    run a trained policy         lockstep play --run logs/cartpole_balance/<run>
+  tasks   list the tasks               lockstep tasks
+
+  lockstep COMMAND --help              what a command takes
+  lockstep train TASK --help           every setting of a task, with its default
+  lockstep --version                   the installed version
+
+exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration, 75 preempted, 130 interrupted
+"""
+
+_COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "play", "tasks")}
+_LATER = ("train_multigpu", "export", "report", "doctor", "slurm", "benchmark")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (``sys.argv`` by default) and return its exit code.
+
+    An unexpected exception passes through, so its traceback is seen and Python exits with 1.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that can't show a character still shows the rest
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except LockstepError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (| head). Python flushes once more at exit; that must not fail as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _fail(f"{where}{error.strerror or error}", 1)
+
+
+def _dispatch(argv: list[str]) -> int:
+    command, *rest = argv or [""]
+    if command in ("--help", "-h", "help"):
+        print(HELP, end="")
+        return 0
+    if command == "--version":
+        from importlib.metadata import version
+
+        print(f"lockstep {version('lockstep-rl')}")
+        return 0
+    name = command.replace("-", "_")
+    if name in _COMMANDS:
+        code: int = importlib.import_module(_COMMANDS[name]).main(rest)
+        return code
+    raise _unknown(command, name)
+
+
+def _unknown(command: str, name: str) -> UsageError:
+    known = ", ".join(_COMMANDS)
+    if not command:
+        return UsageError(f"no command is given; there are {known} (lockstep --help)")
+    if name in _LATER or name.startswith("benchmark_"):
+        return UsageError(f"'{name}' comes in a later version; this one has {known}")
+    if command.startswith("-"):
+        return UsageError(f"the command comes first, as in lockstep train TASK, not {command!r}; there are {known}")
+    return UsageError(f"unknown command {command!r}{nearest(name, _COMMANDS)} (there are {known})")
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"lockstep: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""``lockstep play``: run a trained policy and report what it reached."""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.cli.arguments import Arguments, Takes, asks_for_help, number, parse, path_of, switched_on
+from lockstep.cli.usage import PLAY_HABITS, PLAY_HELP, unexpected_word, unknown_flag
+from lockstep.core.errors import UsageError
+
+_FLAGS = {
+    "run": Takes.ONE,
+    "checkpoint": Takes.ONE,
+    "num_episodes": Takes.ONE,
+    "seed": Takes.ONE,
+    "device": Takes.ONE,
+    "json": Takes.SWITCH,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Play, print the results, and return the exit code."""
+    if asks_for_help(argv):
+        print(PLAY_HELP, end="")
+        return 0
+    arguments = parse(argv, _lookup)
+    for word in arguments.positionals:
+        raise unexpected_word(word)
+    num_episodes = number("num_episodes", arguments.flags.get("num_episodes", ["64"]), minimum=1)
+    seed = number("seed", arguments.flags["seed"], minimum=0) if "seed" in arguments.flags else None
+    device = arguments.last("device") or "auto"
+    as_json = switched_on(arguments, "json")
+    checkpoint = _checkpoint(arguments)
+    from lockstep.session.play import play
+
+    # Whatever a library prints must not get between the caller and the JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        results = play(checkpoint, num_episodes, seed, device)
+    if as_json:
+        print(json.dumps({name: _json_value(value) for name, value in results.items()}))
+    else:
+        _print_table(results)
+    return 0
+
+
+def _lookup(name: str) -> Takes:
+    if name not in _FLAGS:
+        raise unknown_flag(name, _FLAGS, PLAY_HABITS)
+    return _FLAGS[name]
+
+
+def _checkpoint(arguments: Arguments) -> Path:
+    run, checkpoint = path_of(arguments, "run"), path_of(arguments, "checkpoint")
+    if run and checkpoint:
+        raise UsageError("both --run and --checkpoint are given; keep one")
+    if checkpoint:
+        return checkpoint
+    if not run:
+        raise UsageError("what to play? Give --run RUN_DIR or --checkpoint PATH")
+    from lockstep.core.run_directory import latest_checkpoint
+
+    return latest_checkpoint(run)
+
+
+def _json_value(value: Any) -> Any:
+    """JSON has no NaN or infinity; null stands for them."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print_table(results: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a path is of no use if its end is cut off
+    for name, value in results.items():
+        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 500).print(table)

@@ -1,0 +1,73 @@
+"""``lockstep tasks``: what there is to train."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.cli.arguments import Takes, asks_for_help, parse, switched_on
+from lockstep.cli.usage import TASKS_HELP, unexpected_word, unknown_flag
+from lockstep.core.registry import load
+from lockstep.recipes.catalog import TASKS
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the tasks and return the exit code."""
+    if asks_for_help(argv):
+        print(TASKS_HELP, end="")
+        return 0
+    arguments = parse(argv, _lookup)
+    for word in arguments.positionals:
+        raise unexpected_word(word)
+    as_json = switched_on(arguments, "json")
+    rows = [describe(name) for name in TASKS]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _print_table(rows)
+    return 0
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return what there is to know of a task before training it; sizes are numbers of floats or of choices."""
+    entry = TASKS.get(name)
+    config = load(entry.recipe)()
+    task = load(entry.task)(config.env)
+    return {
+        "name": name,
+        "engines": list(entry.engines),
+        "num_observations": dict(task.num_observations),
+        "action": {"kind": task.action_space.kind, "size": task.action_space.size},
+        "max_episode_steps": config.env.max_episode_steps,
+        "time_limit_s": config.env.max_episode_steps * task.step_duration_s,
+        "description": entry.description,
+    }
+
+
+def _lookup(name: str) -> Takes:
+    if name != "json":
+        raise unknown_flag(name, ["json"])
+    return Takes.SWITCH
+
+
+def _print_table(rows: Sequence[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    terminal = sys.stdout.isatty()
+    table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
+    for column in ("task", "engines", "observations", "action", "time limit", "description"):
+        table.add_column(column, no_wrap=not terminal)
+    for row in rows:
+        action = row["action"]
+        table.add_row(
+            row["name"],
+            ", ".join(row["engines"]),
+            str(row["num_observations"]["actor"]),
+            f"{action['size']} {action['kind']}",
+            f"{row['time_limit_s']:g} s",
+            row["description"],
+        )
+    # A pipe or file has no width: let the rows be as long as they are.
+    Console(markup=False, highlight=False, width=None if terminal else 500).print(table)

@@ -1,0 +1,28 @@
+"""The errors a user can meet, each one line: what is wrong, the value seen, and the mend."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class LockstepError(Exception):
+    """Base of all errors worded for the user; ``exit_code`` is what the command line returns."""
+
+    exit_code = 1
+
+
+class UsageError(LockstepError):
+    """Wrong usage or configuration, found before anything was written (exit code 2)."""
+
+    exit_code = 2
+
+
+class RunError(LockstepError):
+    """A failure at run time (exit code 1)."""
+
+    exit_code = 1
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the known name most like ``name``, or ``""`` when none is close."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

@@ -1,0 +1,56 @@
+"""Ctrl-C and termination requests as flags that a training loop looks at between iterations."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Literal
+
+_PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class StopRequest:
+    """What the outside asked for so far; ``status`` is None while nothing was asked, and the first request stays."""
+
+    def __init__(self) -> None:
+        self.status: Literal["interrupted", "preempted"] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code after saving: 130 interrupted, 75 preempted, 0 when nothing was asked."""
+        return {None: 0, "interrupted": 130, "preempted": 75}[self.status]
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal; a Python signal handler."""
+        self.status = self.status or ("interrupted" if number == signal.SIGINT else "preempted")
+        if number == signal.SIGINT:
+            # From here on the kernel ends the process at the next Ctrl-C, even inside a long C call. Nobody could
+            # then give the cursor back that a live panel hides, so do it now.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with contextlib.suppress(OSError):
+                if os.isatty(1):
+                    os.write(1, _SHOW_CURSOR)
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[StopRequest]:
+    """Turn the first SIGINT, and any SIGTERM or SIGUSR1, into a ``StopRequest``; a second SIGINT kills at once.
+
+    The handlers of before are put back at the end. Outside the main thread, where Python allows no handlers, the
+    request simply stays empty.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    numbers = (signal.SIGINT, *_PREEMPTING)
+    previous = {number: signal.signal(number, request.handle) for number in numbers}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            # None: a handler that was not installed from Python, which Python cannot put back either
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

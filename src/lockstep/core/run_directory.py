@@ -1,0 +1,377 @@
+"""One training, one directory: what is in it, and how it stays whole whatever happens to the process."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from lockstep.core import metrics
+from lockstep.core.curve import draw_curve
+from lockstep.core.errors import RunError, UsageError
+from lockstep.core.files import explain, remove_leftovers, replace_atomic, replace_link, sync, write_atomic
+from lockstep.core.rank_log import RankLog
+
+Status = Literal["running", "finished", "failed", "preempted", "interrupted"]
+
+_UNPUBLISHED_PREFIX = ".new-"
+_ABANDONED_AFTER_S = 60.0
+_RUN_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
+_CHECKPOINT_NAME = re.compile(r"model_(\d+)(\.pt)?")
+
+
+class RunDirectory:
+    """The directory of one run, locked for this process until ``close`` or the process's death.
+
+    Make one with ``create`` or ``open``. All writing methods raise ``RunError`` when the disk refuses.
+    """
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+        self._checkpoint = _newest_checkpoint(path)
+
+    @classmethod
+    def create(
+        cls,
+        log_root: Path | str,
+        task: str,
+        run_name: str,
+        config_yaml: str,
+        run_info: Mapping[str, Any],
+        max_iterations: int = 0,
+    ) -> "RunDirectory":
+        """Make ``<log_root>/<task>/<time>[_run_name]``: it appears whole, or not at all.
+
+        Raises:
+            UsageError: a bad run name, or a log root that can't be written to; nothing is left behind.
+        """
+        _check_name("run_name", run_name)
+        _check_name("task", task)
+        parent = Path(log_root) / task
+        hidden = parent / f"{_UNPUBLISHED_PREFIX}{secrets.token_hex(8)}"
+        with _nothing_left_behind(parent, hidden):
+            parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(parent)
+            hidden.mkdir()
+            lock = _lock(hidden)
+            (hidden / "checkpoints").mkdir()
+            (hidden / "ranks").mkdir()
+            write_atomic(hidden / "config.yaml", config_yaml)
+            run = {"run_id": secrets.token_hex(8), **run_info, "attempts": [_attempt()]}
+            write_atomic(hidden / "run.json", _json(run))
+            made = cls(hidden, lock)
+            made.write_progress(0, max_iterations, 0, 0.0)
+            made.path = _publish(hidden, datetime.now().strftime("%Y-%m-%d_%H-%M-%S") + (run_name and f"_{run_name}"))
+        return made
+
+    @classmethod
+    def open(cls, path: Path | str) -> "RunDirectory":
+        """Take up an existing run: lock it, clean up after a killed process, note the attempt in ``run.json``.
+
+        Raises:
+            UsageError: not a run directory, no permission, or another process is training in it.
+        """
+        path = check_run_directory(path)
+        try:
+            lock = _lock(path)
+            for folder in (path, path / "checkpoints"):
+                remove_leftovers(folder)
+            run = json.loads((path / "run.json").read_text(encoding="utf-8"))
+            run["attempts"] = [*run.get("attempts", []), _attempt()]
+            write_atomic(path / "run.json", _json(run))
+        except OSError as error:
+            raise UsageError(explain(error, path)) from error
+        except RunError as error:
+            raise UsageError(str(error)) from error
+        return cls(path, lock)
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def mujoco_log_path(self) -> Path:
+        """Where MuJoCo's warnings belong; hand it to ``mujoco.MjLogConfig`` as ``logfile``."""
+        return self.path / "MUJOCO_LOG.TXT"
+
+    def rank_log(self, rank: int) -> RankLog:
+        """Return a context that copies what this process prints into ``ranks/rank_<rank>.log``."""
+        return RankLog(self.path / "ranks" / f"rank_{rank}.log")
+
+    def open_metrics(
+        self, logger: metrics.Logger, iteration: int = 0, config: Mapping[str, Any] | None = None
+    ) -> metrics.MetricsWriter:
+        """Open the metrics of a run that goes on after ``iteration``; what it recorded beyond is forgotten."""
+        self.truncate_metrics(iteration)
+        return metrics.open_metrics(self.path, logger, iteration, config)
+
+    def truncate_metrics(self, iteration: int) -> None:
+        """Keep only the whole lines of ``metrics.jsonl`` up to and including ``iteration``."""
+        metrics.truncate(self.path / "metrics.jsonl", iteration)
+
+    def draw_curve(self) -> None:
+        """Draw ``curve.png`` from ``metrics.jsonl``."""
+        draw_curve(self.path / "metrics.jsonl", self.path / "curve.png", f"{self.path.parent.name}   {self.path.name}")
+
+    def checkpoints(self) -> list[Path]:
+        """Return all whole checkpoints, newest first."""
+        return checkpoints_of(self.path)
+
+    def save_checkpoint(self, iteration: int, write: Callable[[Path], object], keep: int = 5) -> Path:
+        """Let ``write`` make ``checkpoints/model_<iteration>.pt`` (at the temporary path it is given), point
+        ``latest`` to it, then remove all but the ``keep`` newest. A kill at any instant leaves a loadable latest."""
+        path = self.path / "checkpoints" / f"model_{iteration}.pt"
+        replace_atomic(path, write)
+        replace_link(path.with_name("latest"), path.name)
+        self._checkpoint = path
+        for old in [checkpoint for checkpoint in self.checkpoints() if checkpoint != path][max(keep - 1, 0) :]:
+            with contextlib.suppress(OSError):  # one too many does no harm
+                old.unlink()
+        return path
+
+    def write_progress(
+        self,
+        iteration: int,
+        max_iterations: int,
+        env_steps: int,
+        wall_s: float,
+        status: Status = "running",
+        reason: str | None = None,
+    ) -> None:
+        """Replace ``progress.json``; it names the newest checkpoint itself. Waits for the disk unless running."""
+        progress = {
+            "iteration": iteration,
+            "max_iterations": max_iterations,
+            "env_steps": env_steps,
+            "wall_s": wall_s,
+            "status": status,
+            "reason": reason,
+            "checkpoint": self._checkpoint and f"checkpoints/{self._checkpoint.name}",
+        }
+        write_atomic(self.path / "progress.json", _json(progress), durable=status != "running")
+
+    def close(self) -> None:
+        """Let other processes have the directory."""
+        self._lock.close()
+
+
+class NullRunDirectory:
+    """What ranks other than 0 get: the same calls, nothing written but the rank's own log if ``path`` is known."""
+
+    mujoco_log_path = Path(os.devnull)
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+
+    def rank_log(self, rank: int) -> RankLog:
+        """Return a context that copies what this process prints into the rank's log."""
+        return RankLog(self.path and self.path / "ranks" / f"rank_{rank}.log")
+
+    def open_metrics(
+        self,
+        logger: metrics.Logger,
+        iteration: int = 0,
+        config: Mapping[str, Any] | None = None,
+    ) -> metrics.MetricsWriter:
+        """Return a writer without sinks."""
+        return metrics.MetricsWriter()
+
+    def truncate_metrics(self, iteration: int) -> None:
+        """Do nothing."""
+
+    def draw_curve(self) -> None:
+        """Do nothing."""
+
+    def checkpoints(self) -> list[Path]:
+        """Return nothing."""
+        return []
+
+    def save_checkpoint(self, iteration: int, write: Callable[[Path], object], keep: int = 5) -> None:
+        """Do nothing; ``write`` is not called."""
+
+    def write_progress(
+        self,
+        iteration: int,
+        max_iterations: int,
+        env_steps: int,
+        wall_s: float,
+        status: Status = "running",
+        reason: str | None = None,
+    ) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def check_run_directory(path: Path | str) -> Path:
+    """Return ``path`` if it is a run directory, to read from; otherwise raise ``UsageError``."""
+    path = Path(path)
+    if path.is_file():
+        raise UsageError(f"{path} is a file, not a run directory; a checkpoint is given with --checkpoint")
+    if not path.is_dir():
+        raise UsageError(f"there is no run directory {path}; a bare --resume takes the newest run of the task")
+    missing = [name for name in ("config.yaml", "run.json") if not (path / name).is_file()]
+    if missing:
+        raise UsageError(f"{path} is not a run directory: it has no {missing[0]}; runs are <log_root>/<task>/<time>")
+    try:
+        whole = isinstance(json.loads((path / "run.json").read_text(encoding="utf-8")), dict)
+    except OSError as error:
+        raise UsageError(f"can't read {path}/run.json: {error.strerror}; make it readable") from error
+    except ValueError:
+        whole = False
+    if not whole:
+        raise UsageError(f"{path}/run.json is damaged; put a whole one there or resume another run")
+    return path
+
+
+def newest_run(log_root: Path | str, task: str) -> Path:
+    """Return the directory of the task's newest run; ``UsageError`` when there is none."""
+    parent = Path(log_root) / task
+    names = [path.name for path in _entries(parent) if _RUN_NAME.match(path.name) and (path / "run.json").is_file()]
+    if not names:
+        raise UsageError(f"there is no run of {task} under {log_root} yet; train without --resume, or give --log_root")
+    second = max(names)[: len("2000-01-01_00-00-00")]
+    return max((parent / name for name in names if name.startswith(second)), key=_start_time)
+
+
+def latest_checkpoint(path: Path | str) -> Path:
+    """Return the newest whole checkpoint of a run; ``UsageError`` when there is none."""
+    path = check_run_directory(path)
+    checkpoint = _newest_checkpoint(path)
+    if checkpoint is None:
+        raise UsageError(f"{path} holds no checkpoint yet; start a new run without --resume or take another one")
+    return checkpoint
+
+
+def _newest_checkpoint(path: Path) -> Path | None:
+    latest = path / "checkpoints" / "latest"
+    with contextlib.suppress(OSError):
+        target = latest.with_name(latest.readlink().name)
+        if target.exists():
+            return target
+    return next(iter(checkpoints_of(path)), None)
+
+
+def checkpoints_of(path: Path) -> list[Path]:
+    """Return all whole checkpoints of a run, newest first."""
+    whole = [entry for entry in _entries(path / "checkpoints") if _CHECKPOINT_NAME.fullmatch(entry.name)]
+    return sorted(whole, key=lambda entry: int(entry.stem.removeprefix("model_")), reverse=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _start_time(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return str(json.loads((path / "run.json").read_text(encoding="utf-8"))["attempts"][0]["start_time"])
+    return ""
+
+
+def _check_name(field: str, name: str) -> None:
+    """Refuse what could not be one plain part of a path."""
+    wrong = (
+        "is longer than 100 bytes; shorten it"
+        if len(name.encode(errors="replace")) > 100
+        else "must not contain '/', '\\' or '..'; use letters, digits, '-', '_' and '.'"
+        if "/" in name or "\\" in name or ".." in name or name == "."
+        else "contains unprintable characters; use letters, digits, '-', '_' and '.'"
+        if not name.isprintable()
+        else None
+    )
+    if wrong:
+        raise UsageError(f"{field} {name[:120]!r} {wrong}")
+
+
+def _attempt() -> dict[str, Any]:
+    return {
+        "start_time": datetime.now().astimezone().isoformat(timespec="microseconds"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": sys.argv,
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, default=str) + "\n"
+
+
+def _publish(hidden: Path, name: str) -> Path:
+    """Rename a complete directory to the first free of ``name``, ``name_2``, ...; other processes do the same."""
+    number = 1
+    while True:
+        path = hidden.with_name(name if number == 1 else f"{name}_{number}")
+        try:
+            # The system refuses to rename onto a directory that has anything in it, in one step: no race.
+            hidden.rename(path)
+            sync(path.parent)
+            return path
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        number += 1
+
+
+@contextlib.contextmanager
+def _nothing_left_behind(parent: Path, hidden: Path) -> Iterator[None]:
+    """Turn failures into ``UsageError`` and remove what was made: the hidden directory and new, empty parents."""
+    new_parents = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        for folder in new_parents:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        cause = error.__cause__ if isinstance(error, RunError) else error
+        if isinstance(cause, OSError):
+            raise UsageError(f"{explain(cause, parent)}, or give another --log_root") from error
+        raise
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove what processes killed while creating a run left; a living one holds the lock or is very young."""
+    for hidden in parent.glob(f"{_UNPUBLISHED_PREFIX}*"):
+        with contextlib.suppress(OSError, UsageError):
+            if time.time() - hidden.stat().st_mtime > _ABANDONED_AFTER_S:
+                with _lock(hidden):
+                    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _lock(path: Path) -> IO[str]:
+    """Lock a run directory for this process; the kernel releases it with the returned file or with the process."""
+    file = (path / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise UsageError(
+            f"{path} is in use by {holder}; wait for it or stop it, or start a new run without --resume"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+            file.close()
+            raise
+        # Some network file systems have no locks; a run without protection is better than none.
+    file.truncate(0)
+    file.write(f"pid {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file

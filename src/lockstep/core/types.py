@@ -1,0 +1,164 @@
+"""The protocols between the layers: what a task, an engine, a policy and a communicator are.
+
+Arrays are annotated as ``Array``: any array of the Python array API (numpy, torch, jax.numpy). Shapes are written
+``(num_envs, nq)``; ``xp`` is the array namespace that made the arrays (``array_api_compat.array_namespace``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+Array = Any
+Namespace = Any
+Observations = dict[str, Array]
+"""Observation groups by name, each ``(num_envs, num_observations[name])``; always ``"actor"`` and ``"critic"``."""
+
+
+class State(NamedTuple):
+    """The state of a batch of envs; a named tuple, so JAX takes it as a pytree as it is."""
+
+    qpos: Array  # (num_envs, nq) generalised positions
+    qvel: Array  # (num_envs, nv) generalised velocities
+    ctrl: Array  # (num_envs, nu) controls applied during the last env step, zeros after a reset
+    sensordata: Array  # (num_envs, num_sensordata) MuJoCo's: one physics step older than qpos and qvel
+    variables: dict[str, Array]  # the task's own variables, each (num_envs, ...)
+
+
+class InitialState(NamedTuple):
+    """What a task's reset returns: where an episode starts."""
+
+    qpos: Array  # (num_envs, nq)
+    qvel: Array  # (num_envs, nv)
+    variables: dict[str, Array]  # the same keys as State.variables
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """``continuous``: actions are floats ``(num_envs, size)``; ``discrete``: integers ``(num_envs,)`` in [0, size)."""
+
+    kind: Literal["continuous", "discrete"]
+    size: int
+
+
+class Task(Protocol):
+    """Model, observation, reward, termination and reset: pure functions, written once for every framework.
+
+    A task holds its (immutable) config and nothing else. All randomness arrives as ``noise``, uniform in [0, 1).
+    New arrays are made from those given (``xp.zeros_like``), so dtype and device follow the caller.
+    """
+
+    action_space: ActionSpace
+    num_observations: Mapping[str, int]
+    reward_terms: tuple[str, ...]
+    num_reset_noise: int
+    num_step_noise: int
+    max_step_reward: float
+    """The largest sum of all reward terms in one env step."""
+    model_path: Path | None
+    """The MJCF file; None for a task with equations of motion of its own (engine ``analytic``)."""
+    step_duration_s: float
+    """Simulated seconds per env step."""
+
+    def reset(self, xp: Namespace, noise: Array) -> InitialState:
+        """Return where episodes start; ``noise`` is ``(num_envs, num_reset_noise)``."""
+
+    def control(self, xp: Namespace, state: State, action: Array) -> Array:
+        """Return the controls ``(num_envs, nu)`` for an action of the policy (not yet clipped by anybody)."""
+
+    def advance(self, xp: Namespace, state: State, action: Array, noise: Array) -> State:
+        """Return the state with the task's variables brought up to date after the physics of one env step."""
+
+    def observations(self, xp: Namespace, state: State, noise: Array) -> Observations:
+        """Return the observation groups; ``noise`` is ``(num_envs, num_step_noise)``."""
+
+    def rewards(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
+        """Return each reward term ``(num_envs,)`` of the step that led to ``state``; the reward is their sum."""
+
+    def terminations(self, xp: Namespace, state: State) -> Array:
+        """Return ``(num_envs,)`` booleans: the episode ends here for good (the time limit is the env's business)."""
+
+
+class AnalyticTask(Task, Protocol):
+    """A task that brings its own equations of motion."""
+
+    num_positions: int
+    num_velocities: int
+    num_controls: int
+
+    def dynamics(self, xp: Namespace, qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
+        """Return ``(qpos, qvel)`` one physics step later."""
+
+
+class StepInfo(NamedTuple):
+    """What an engine reports of one env step."""
+
+    qpos: Array  # (num_envs, nq)
+    qvel: Array  # (num_envs, nv)
+    sensordata: Array  # (num_envs, num_sensordata)
+    diverged: Array  # (num_envs,) bool: physics failed (NaN or a MuJoCo warning); the env must be reset
+
+
+class Engine(Protocol):
+    """Steps physics for a batch of envs. Knows nothing of rewards, episodes or ranks."""
+
+    num_envs: int
+    num_positions: int
+    num_velocities: int
+    num_controls: int
+    num_sensordata: int
+
+    def step(self, ctrl: Array) -> StepInfo:
+        """Advance every env by one env step under constant ``ctrl (num_envs, nu)``."""
+
+    def reset(self, mask: Array, qpos: Array, qvel: Array) -> Array:
+        """Put the envs of ``mask (num_envs,)`` at the given state; return sensordata ``(num_envs, num_sensordata)``."""
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return everything a bitwise continuation needs, each array with a leading ``num_envs`` axis."""
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Take up what ``state_dict`` returned."""
+
+    def close(self) -> None:
+        """Release threads and memory."""
+
+
+class FlatGradients(Protocol):
+    """The learner's flat gradient buffer, as a communicator sees it."""
+
+    flat: torch.Tensor
+    """``(size,)``: gradient sums, what rides along, the sample count, a non-finite flag per rank; summed over ranks."""
+
+    def flag_nonfinite_(self, rank: int) -> None:
+        """Set this rank's flag to 1 if any of its sums is not finite; called before the reduction."""
+
+    def divide_by_count_(self) -> None:
+        """Turn sums into means over all samples; called after the reduction."""
+
+
+class Comm(Protocol):
+    """What a learner sees of the other ranks (torch). A single process gets a real one too."""
+
+    rank: int
+    world_size: int
+
+    def broadcast_(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Overwrite every tensor with rank 0's, in place."""
+
+    def mean_gradients_(self, gradients: FlatGradients) -> None:
+        """Sum the flat gradient buffer and what rides in it over ranks, then divide by the global sample count."""
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over ranks in place and return it."""
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return ``(world_size, *tensor.shape)``: every rank's tensor, the same on every rank."""
+
+    def close(self) -> None:
+        """Leave the group."""

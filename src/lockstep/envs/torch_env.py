@@ -1,0 +1,221 @@
+"""A batch of envs in torch: engine and task, auto-reset, time limits. The only code that writes their state."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import array_api_compat.torch as xp
+import numpy
+import torch
+
+from lockstep.core.rng import Stream, as_int32
+from lockstep.core.types import Engine, Observations, State, Task
+from lockstep.envs.config import EnvConfig
+from lockstep.envs.episodes import EpisodeStatistics
+
+
+class Transition(NamedTuple):
+    """What one env step gave."""
+
+    observations: Observations  # each (num_envs, num_observations): of the new episode where one ended
+    reward: torch.Tensor  # (num_envs,)
+    reward_terms: torch.Tensor  # (num_envs, num_terms) in the order of task.reward_terms
+    terminated: torch.Tensor  # (num_envs,) bool: ended for good, by the task or because physics diverged
+    truncated: torch.Tensor  # (num_envs,) bool: ended by the time limit alone; its value must be bootstrapped
+    final_observations: Observations  # as observations, but of the step itself, before any reset
+
+    @property
+    def done(self) -> torch.Tensor:
+        """``(num_envs,)`` bool: an episode ended here."""
+        return self.terminated | self.truncated
+
+
+class _Noise(NamedTuple):
+    first_step: int
+    reset: torch.Tensor  # (num_steps, num_envs, task.num_reset_noise)
+    step: torch.Tensor  # (num_steps, num_envs, task.num_step_noise)
+
+
+class TorchEnv:
+    """``num_envs`` simulated worlds of one task on one device.
+
+    Args:
+        task: the pure functions of the task.
+        engine: steps the physics of ``num_envs`` envs.
+        config: time limit and the like.
+        seed: the run's seed; streams are keyed by it, ``streams`` and the global env id.
+        device, dtype: of all tensors handed out; float32 or float64.
+        first_env_id: global id of this process's first env.
+        streams: prefix of the streams' purposes; an evaluation has its own.
+        noise_block: env steps whose noise is drawn at once (a rollout's length).
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        engine: Engine,
+        config: EnvConfig,
+        *,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        first_env_id: int = 0,
+        streams: str = "train",
+        noise_block: int = 1,
+    ) -> None:
+        self.task, self.engine, self.config = task, engine, config
+        self.num_envs = engine.num_envs
+        self.device, self.dtype = device, dtype
+        self.noise_block = noise_block
+        self.env_ids = first_env_id + torch.arange(self.num_envs, dtype=torch.int32, device=device)
+        self._reset_stream = Stream(seed, f"{streams}/reset", xp, device)
+        self._step_stream = Stream(seed, f"{streams}/step", xp, device)
+        self._length_stream = Stream(seed, f"{streams}/initial_episode_length", xp, device)
+        self._noise: _Noise | None = None
+        self.episodes = EpisodeStatistics(task.reward_terms, self.num_envs, device)
+        self.num_diverged = torch.zeros((), dtype=torch.int64, device=device)
+        self.reset()
+
+    # --- the steps of an episode ---------------------------------------------------------------------------------
+
+    def reset(self) -> Observations:
+        """Start every env anew, at counter 0 of its streams; return the observations."""
+        self.num_steps = 0
+        everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self.episode_length = self._initial_episode_lengths()
+        self.episodes.restart(whole=self.episode_length == 0)
+        self.num_diverged.zero_()
+        reset_noise, step_noise = self._noise_at(0)
+        self._state = self._initial_state(everywhere, reset_noise)
+        self.observations = self.task.observations(xp, self._state, step_noise)
+        self._check_observations()
+        return self.observations
+
+    def step(self, action: torch.Tensor) -> Transition:
+        """Apply one action per env: ``(num_envs, size)`` floats, or ``(num_envs,)`` integers if discrete."""
+        self.num_steps += 1
+        reset_noise, step_noise = self._noise_at(self.num_steps)
+        state, diverged = self._advance(action, step_noise)
+        terms = torch.stack(tuple(self.task.rewards(xp, state, action).values()), dim=1)
+        # A diverged env has no meaningful reward; it must not reach the sums either.
+        terms = torch.where(diverged.unsqueeze(1), torch.zeros_like(terms), terms)
+        terminated = self.task.terminations(xp, state) | diverged
+        self.episode_length += 1
+        truncated = (self.episode_length >= self.config.max_episode_steps) & ~terminated
+        done = terminated | truncated
+        final_observations = self.task.observations(xp, state, step_noise)
+        self.episodes.add(terms, done)
+        self.num_diverged += diverged.sum()
+        self._restart(state, done, reset_noise)
+        fresh = self.task.observations(xp, self._state, step_noise)
+        self.observations = {
+            name: torch.where(done.unsqueeze(1), fresh[name], final) for name, final in final_observations.items()
+        }
+        return Transition(self.observations, terms.sum(1), terms, terminated, truncated, final_observations)
+
+    def _advance(self, action: torch.Tensor, step_noise: torch.Tensor) -> tuple[State, torch.Tensor]:
+        ctrl = self.task.control(xp, self._state, action)
+        info = self.engine.step(self._to_engine(ctrl))
+        state = State(
+            qpos=self._from_engine(info.qpos),
+            qvel=self._from_engine(info.qvel),
+            ctrl=ctrl,
+            sensordata=self._from_engine(info.sensordata),
+            variables=self._state.variables,
+        )
+        diverged = torch.as_tensor(info.diverged, device=self.device)
+        return self.task.advance(xp, state, action, step_noise), diverged
+
+    def _restart(self, state: State, done: torch.Tensor, reset_noise: torch.Tensor) -> None:
+        initial = self._initial_state(done, reset_noise)
+        self._state = State(
+            qpos=_where(done, initial.qpos, state.qpos),
+            qvel=_where(done, initial.qvel, state.qvel),
+            ctrl=_where(done, initial.ctrl, state.ctrl),
+            sensordata=_where(done, initial.sensordata, state.sensordata),
+            variables={name: _where(done, initial.variables[name], old) for name, old in state.variables.items()},
+        )
+        self.episode_length = torch.where(done, 0, self.episode_length)
+
+    def _initial_state(self, mask: torch.Tensor, reset_noise: torch.Tensor) -> State:
+        """Put the engine's envs of ``mask`` at a new start; return a state that is meant for those alone."""
+        qpos, qvel, variables = self.task.reset(xp, reset_noise)
+        sensordata = self.engine.reset(self._to_engine(mask), self._to_engine(qpos), self._to_engine(qvel))
+        ctrl = torch.zeros((self.num_envs, self.engine.num_controls), dtype=self.dtype, device=self.device)
+        return State(qpos, qvel, ctrl, self._from_engine(sensordata), variables)
+
+    def _initial_episode_lengths(self) -> torch.Tensor:
+        if not self.config.randomize_initial_episode_length:
+            return torch.zeros(self.num_envs, dtype=torch.int32, device=self.device)
+        counter = torch.zeros(1, dtype=torch.int32, device=self.device)
+        uniform = self._length_stream.uniform(counter, self.env_ids, 1, self.dtype)[0, :, 0]
+        return cast(torch.Tensor, (uniform * self.config.max_episode_steps).to(torch.int32))
+
+    def _check_observations(self) -> None:
+        for name, size in self.task.num_observations.items():
+            shape = tuple(self.observations[name].shape)
+            if shape != (self.num_envs, size):
+                raise ValueError(f"task gives observations '{name}' of shape {shape}, not ({self.num_envs}, {size})")
+
+    # --- noise and conversions -----------------------------------------------------------------------------------
+
+    def _noise_at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = self._noise
+        if noise is None or not noise.first_step <= step < noise.first_step + noise.reset.shape[0]:
+            steps = [as_int32(step + offset) for offset in range(self.noise_block)]
+            counters = torch.tensor(steps, dtype=torch.int32, device=self.device)
+            noise = self._noise = _Noise(
+                first_step=step,
+                reset=self._reset_stream.uniform(counters, self.env_ids, self.task.num_reset_noise, self.dtype),
+                step=self._step_stream.uniform(counters, self.env_ids, self.task.num_step_noise, self.dtype),
+            )
+        return noise.reset[step - noise.first_step], noise.step[step - noise.first_step]
+
+    def _from_engine(self, array: Any) -> torch.Tensor:
+        # An engine in numpy lends its buffers: no copy on a CPU in float64, one conversion otherwise.
+        tensor = torch.from_numpy(array) if isinstance(array, numpy.ndarray) else array
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+    def _to_engine(self, tensor: torch.Tensor) -> Any:
+        if not getattr(self.engine, "takes_numpy", False):
+            return tensor
+        host = tensor.cpu()
+        return host.numpy() if host.dtype == torch.bool else host.to(torch.float64).numpy()
+
+    # --- saving and continuing -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything a bitwise continuation needs; per-env tensors lead with the env axis (local order)."""
+        return {
+            "num_steps": self.num_steps,
+            "engine": {name: torch.as_tensor(array).clone() for name, array in self.engine.state_dict().items()},
+            "state": {name: getattr(self._state, name).clone() for name in State._fields if name != "variables"},
+            "variables": {name: tensor.clone() for name, tensor in self._state.variables.items()},
+            "observations": {name: tensor.clone() for name, tensor in self.observations.items()},
+            "episode_length": self.episode_length.clone(),
+            "episodes": self.episodes.state_dict(),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken."""
+        on_device = {"device": self.device}
+        self.num_steps = saved["num_steps"]
+        self._noise = None
+        engine_state = saved["engine"]
+        if getattr(self.engine, "takes_numpy", False):
+            engine_state = {name: tensor.cpu().numpy() for name, tensor in engine_state.items()}
+        self.engine.load_state_dict(engine_state)
+        self._state = State(
+            **{name: tensor.to(**on_device) for name, tensor in saved["state"].items()},
+            variables={name: tensor.to(**on_device) for name, tensor in saved["variables"].items()},
+        )
+        self.observations = {name: tensor.to(**on_device) for name, tensor in saved["observations"].items()}
+        self.episode_length = saved["episode_length"].to(**on_device)
+        self.episodes.load_state_dict(saved["episodes"])
+
+    def close(self) -> None:
+        """Release the engine."""
+        self.engine.close()
+
+
+def _where(mask: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask.reshape(-1, *(1,) * (old.ndim - 1)), new, old)

@@ -1,0 +1,70 @@
+"""Checkpoints of torch runs: reading them safely and saying what is wrong with one."""
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.core.errors import UsageError
+
+FORMAT = 1
+REQUIRED = {"format", "ml_framework", "task", "config", "iteration", "env_steps", "policy"}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint file, all tensors on the CPU; nothing in the file is executed.
+
+    Raises:
+        UsageError: missing, unreadable, truncated, damaged, or not a checkpoint of a torch run.
+    """
+    if path.is_dir():
+        raise UsageError(f"checkpoint {path} is a folder; name a file such as {path}/model_100.pt")
+    if not path.exists():
+        raise UsageError(
+            f"checkpoint {path} does not exist; 'checkpoints/' of a run directory has model_<iteration>.pt"
+        )
+    try:
+        # torch reads a damaged archive without a word as long as its directory is whole; the sums tell.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise UsageError(f"checkpoint {path} is damaged ({damaged}); use an older one")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise UsageError(f"checkpoint {path} is truncated or no checkpoint ({error}); use an older one") from None
+    except PermissionError:
+        raise UsageError(f"checkpoint {path} can't be read: permission denied") from None
+    except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise UsageError(f"checkpoint {path} is not a lockstep checkpoint ({reason})") from None
+    if not isinstance(content, dict) or not content.keys() >= REQUIRED:
+        raise UsageError(f"checkpoint {path} is not a lockstep checkpoint; it lacks what lockstep writes")
+    if content["format"] != FORMAT:
+        raise UsageError(f"checkpoint {path} has format {content['format']}, this version reads format {FORMAT}")
+    if content["ml_framework"] != "torch":
+        raise UsageError(f"checkpoint {path} is of framework '{content['ml_framework']}', not torch")
+    return content
+
+
+def load_strictly(module: nn.Module, saved: dict[str, torch.Tensor], path: object) -> None:
+    """Load parameters and buffers; every name and shape must fit.
+
+    Raises:
+        UsageError: naming the first that does not.
+    """
+    expected = module.state_dict()
+    for name, tensor in expected.items():
+        if name not in saved:
+            raise UsageError(f"checkpoint {path} lacks {name}; it was made with other agent settings")
+        if saved[name].shape != tensor.shape:
+            raise UsageError(
+                f"checkpoint {path} has {name} of shape {tuple(saved[name].shape)}, the config asks for "
+                f"{tuple(tensor.shape)}; use the agent settings it was made with"
+            )
+    for name in saved:
+        if name not in expected:
+            raise UsageError(f"checkpoint {path} has {name}, which the config has no place for; use its agent settings")
+    module.load_state_dict(saved, strict=True)

@@ -1,0 +1,38 @@
+"""Finding the first tensor that is not finite, after an update was stopped by one."""
+
+from collections.abc import Iterator
+
+import torch
+
+from lockstep.learn.torch.networks import PolicyState
+from lockstep.learn.torch.ppo import Ppo, Samples
+from lockstep.learn.torch.rollout import Rollout
+
+
+def first_nonfinite(learner: Ppo, rollout: Rollout, samples: Samples, state: PolicyState, iteration: int) -> str:
+    """Name the earliest cause, in the order in which data flows: rollout, estimates, parameters, gradients.
+
+    The update skipped every step from the first bad minibatch on, so the parameters still are those it was met with.
+    """
+    for name, tensor in _in_order_of_flow(learner, rollout, samples):
+        bad = (~torch.isfinite(tensor)).nonzero()
+        if bad.shape[0]:
+            return f"{name} (first at index {tuple(bad[0].tolist())}, {bad.shape[0]} of {tensor.numel()} entries)"
+    for number, minibatch in enumerate(learner.minibatches(samples, state, iteration)):
+        learner.accumulate(minibatch)
+        for name, parameter in learner.gradients.parameters.items():
+            gradient = parameter.grad
+            if gradient is not None and not torch.isfinite(gradient).all():
+                return f"gradient of {name} in minibatch {number}"
+        if not torch.isfinite(learner.gradients.means).all():
+            return f"loss of minibatch {number}"
+    return "a sum over gradients that overflowed"
+
+
+def _in_order_of_flow(learner: Ppo, rollout: Rollout, samples: Samples) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in ("actor_observations", "critic_observations", "actions", "log_probs", "rewards"):
+        yield name, getattr(rollout, name)
+    for name in ("values", "advantages", "targets"):
+        yield name, getattr(samples.batch, name)
+    for name, parameter in learner.gradients.parameters.items():
+        yield f"parameter {name}", parameter.detach()

@@ -1,0 +1,50 @@
+"""Whole episodes under the deterministic policy."""
+
+from typing import NamedTuple
+
+import torch
+
+from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.torch.networks import ActorCritic
+
+STEPS_BETWEEN_LOOKS = 20  # a look at the device's "all done" costs a wait, going on too long costs steps
+
+
+class Episodes(NamedTuple):
+    """One finished episode per env, on the host."""
+
+    returns: torch.Tensor  # (num_episodes,) float64
+    lengths: torch.Tensor  # (num_episodes,) int64 in env steps
+    term_returns: dict[str, torch.Tensor]  # reward term -> (num_episodes,) float64; their sum is ``returns``
+
+
+@torch.no_grad()
+def evaluate(policy: ActorCritic, env: TorchEnv) -> Episodes:
+    """Run every env from a reset to the end of its first episode, with the most likely actions.
+
+    The env is reset to the start of its streams, so every evaluation meets the same episodes.
+    """
+    observations = env.reset()
+    state = policy.initial_state(env.num_envs).actor
+    num_terms = len(env.task.reward_terms)
+    totals = torch.zeros((env.num_envs, num_terms + 1), dtype=torch.float64, device=env.device)
+    running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    for step in range(env.config.max_episode_steps):
+        distribution, state = policy.act(observations, state)
+        transition = env.step(distribution.mode())
+        totals[:, :-1] += torch.where(running.unsqueeze(1), transition.reward_terms, 0.0)
+        totals[:, -1] += running
+        running &= ~transition.done
+        observations = transition.observations
+        if step % STEPS_BETWEEN_LOOKS == 0 and not running.any():
+            break
+    terms, lengths = totals[:, :-1].cpu(), totals[:, -1].cpu().long()
+    return Episodes(terms.sum(1), lengths, dict(zip(env.task.reward_terms, terms.unbind(1), strict=True)))
+
+
+def summarise(episodes: Episodes) -> dict[str, float]:
+    """Return the metrics of an evaluation for a log line."""
+    return {
+        "eval/mean_return": episodes.returns.mean().item(),
+        "eval/mean_episode_length": episodes.lengths.double().mean().item(),
+    } | {f"eval/reward/{name}": values.mean().item() for name, values in episodes.term_returns.items()}

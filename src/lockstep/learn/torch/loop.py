@@ -1,0 +1,70 @@
+"""The training loop: iterate, log, evaluate, save, stop."""
+
+import time
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from lockstep.core.errors import RunError
+from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.torch.evaluation import evaluate, summarise
+from lockstep.learn.torch.training import Metrics, NonFiniteError, Training
+
+Status = Literal["finished", "interrupted", "preempted"]
+
+
+class Observer(Protocol):
+    """What follows a training: the run directory, the display, the stop signals."""
+
+    @property
+    def stop_requested(self) -> Literal["interrupted", "preempted"] | None:
+        """Why the training should save and stop, or None."""
+
+    def record(self, metrics: Metrics) -> None:
+        """Take one iteration's metrics."""
+
+    def save(self, iteration: int, content: dict[str, Any]) -> None:
+        """Keep a checkpoint."""
+
+    def save_failure(self, iteration: int, content: dict[str, Any]) -> Path | None:
+        """Keep the state of a training that can't go on, apart from the checkpoints; return where."""
+
+
+def train(training: Training, observer: Observer, evaluation_env: TorchEnv | None = None) -> Status:
+    """Go on training up to ``max_iterations`` of its config, or until the observer asks to stop.
+
+    Args:
+        training: new, or taken up from a checkpoint.
+        observer: is told everything.
+        evaluation_env: envs of its own for evaluations; None: no evaluation.
+
+    Raises:
+        RunError: a tensor was not finite; it is named and the state is saved.
+    """
+    config = training.config
+    began = time.perf_counter() - training.wall_s
+    while training.iteration < config.max_iterations:
+        metrics = _iterate(training, observer)
+        last = training.iteration == config.max_iterations
+        if evaluation_env is not None and (last or training.iteration % config.evaluation.interval == 0):
+            metrics |= summarise(evaluate(training.policy, evaluation_env))
+        training.wall_s = time.perf_counter() - began
+        observer.record(metrics | {"wall_s": training.wall_s})
+        stop = observer.stop_requested
+        if stop or last or training.iteration % config.checkpoints.interval == 0:
+            observer.save(training.iteration, training.state_dict())
+        if stop and not last:
+            return stop
+    return "finished"
+
+
+def _iterate(training: Training, observer: Observer) -> Metrics:
+    try:
+        return training.iterate()
+    except NonFiniteError as error:
+        rollout = {name: tensor.clone() for name, tensor in training.rollout._asdict().items()}
+        content = training.state_dict() | {"rollout": rollout}
+        path = observer.save_failure(training.iteration, content)
+        raise RunError(
+            f"{error} is not finite in iteration {training.iteration + 1}; the state is in {path}; "
+            "a smaller agent.learning_rate or bounds on rewards and observations may help"
+        ) from None

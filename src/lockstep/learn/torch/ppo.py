@@ -1,0 +1,178 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347): from a rollout to one policy update.
+
+Written against a ``Comm``: the update of several ranks is that of one process with all their envs.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from lockstep.core.types import Comm
+from lockstep.learn.config import PpoConfig
+from lockstep.learn.torch.gae import generalised_advantages
+from lockstep.learn.torch.gradients import GradientBuffer
+from lockstep.learn.torch.losses import adapt_learning_rate_, surrogate_loss, value_loss
+from lockstep.learn.torch.minibatches import Batch, Dealer, Sequences
+from lockstep.learn.torch.networks import ActorCritic, PolicyState
+from lockstep.learn.torch.normalizer import Moments
+from lockstep.learn.torch.rollout import Rollout
+from lockstep.learn.torch.statistics import merge_over_ranks, standardise
+from lockstep.learn.torch.values import rollout_values
+
+RIDERS = ("kl", "surrogate", "value", "entropy")
+
+
+class Samples(NamedTuple):
+    """A rollout made ready for the update."""
+
+    batch: Batch  # leading axes (num_steps, num_envs)
+    actor_moments: Moments  # of the raw observations, over all ranks
+    critic_moments: Moments
+    critic_state: torch.Tensor  # the critic's memory after the rollout
+
+
+class UpdateResult(NamedTuple):
+    """What an update gave, on the device."""
+
+    means: torch.Tensor  # (num_riders,) over all minibatches, in the order of RIDERS
+    gradient_norm: torch.Tensor  # () mean over minibatches, before clipping
+    nonfinite: torch.Tensor  # (world_size,) 1 where a rank's sums were not finite; nothing was changed from then on
+
+
+class Ppo:
+    """Optimizer, learning rate and gradient buffer of one policy.
+
+    Args:
+        config: the learner's settings.
+        policy: already on its device and of its final dtype.
+        comm: the ranks.
+        dealer: deals this rank's samples to minibatches.
+        autocast: run the networks in bfloat16 (parameters, gradients and losses stay as they are).
+    """
+
+    def __init__(self, config: PpoConfig, policy: ActorCritic, comm: Comm, dealer: Dealer, autocast: bool) -> None:
+        self.config, self.policy, self.comm, self.dealer = config, policy, comm, dealer
+        parameters = dict(policy.named_parameters())
+        first = next(iter(parameters.values()))
+        self.gradients = GradientBuffer(parameters, RIDERS, comm.world_size)
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=first.dtype, device=first.device)
+        self.optimizer = torch.optim.Adam(parameters.values(), lr=self.learning_rate, fused=True)
+        # Fused Adam leaves everything as it is while this is 1: a bad step is skipped without asking the device.
+        self._skip = torch.zeros((), dtype=torch.float32, device=first.device)
+        self.optimizer.found_inf = self._skip  # type: ignore[attr-defined]
+        self._autocast = autocast
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Return the context that the networks run in."""
+        if not self._autocast:
+            return nullcontext()
+        return torch.autocast(self.learning_rate.device.type, dtype=torch.bfloat16)
+
+    def load_optimizer(self, saved: dict[str, Any], learning_rate: torch.Tensor) -> None:
+        """Take up the optimizer's moments and the learning rate of a checkpoint."""
+        self.optimizer.load_state_dict(saved)
+        # Loading replaces the rate by a copy; the one that the schedule steers must be the one that is used.
+        self.learning_rate.copy_(learning_rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+
+    def prepare(self, rollout: Rollout, last_observations: torch.Tensor, state: PolicyState) -> Samples:
+        """Normalise the rollout's observations in place, estimate advantages and standardise them over all ranks.
+
+        Args:
+            rollout: as collected.
+            last_observations: ``(num_envs, num_critic)`` raw, where the next rollout starts.
+            state: memories at the start of the rollout.
+        """
+        policy, config = self.policy, self.config
+        moments = [Moments.of(rollout.actor_observations), Moments.of(rollout.critic_observations)]
+        rollout.actor_observations.copy_(policy.actor_normalizer(rollout.actor_observations))
+        for buffer in (rollout.critic_observations, rollout.final_critic_observations):
+            buffer.copy_(policy.critic_normalizer(buffer))
+        with self.precision():
+            last = policy.critic_normalizer(last_observations)
+            values, next_values, critic_state = rollout_values(policy, rollout, last, state, config.chunk_size)
+        advantages = generalised_advantages(
+            rollout.rewards, values, next_values, rollout.terminated, rollout.done, config.gamma, config.lam
+        )
+        moments.append(Moments.of(advantages.unsqueeze(-1)))
+        actor_moments, critic_moments, advantage_moments = merge_over_ranks(moments, self.comm)
+        targets = advantages + values
+        if config.normalize_advantages:
+            advantages = standardise(advantages, advantage_moments)
+        batch = Batch(
+            actor_observations=rollout.actor_observations,
+            critic_observations=rollout.critic_observations,
+            actions=rollout.actions,
+            log_probs=rollout.log_probs,
+            distributions=rollout.distributions,
+            values=values,
+            advantages=advantages,
+            targets=targets,
+            done=rollout.done,
+        )
+        return Samples(batch, actor_moments, critic_moments, critic_state)
+
+    def update(self, samples: Samples, state: PolicyState, iteration: int) -> UpdateResult:
+        """Run all epochs over the samples; ``state`` holds the memories at the start of the rollout."""
+        means = torch.zeros_like(self.gradients.means)
+        norm = torch.zeros_like(self.learning_rate)
+        flags = torch.zeros_like(self.gradients.flags)
+        for minibatch in self.minibatches(samples, state, iteration):
+            self.accumulate(minibatch)
+            flags = torch.maximum(flags, self.gradients.flags)
+            norm += self._step(skip=flags.amax())
+            means += self.gradients.means
+        count = self.config.num_learning_epochs * self.config.num_mini_batches
+        return UpdateResult(means / count, norm / count, flags)
+
+    def merge_normalizers(self, samples: Samples) -> None:
+        """Let the normalisers take up the rollout's observations; they were frozen since the last time."""
+        self.policy.actor_normalizer.merge_(samples.actor_moments)
+        self.policy.critic_normalizer.merge_(samples.critic_moments)
+
+    def minibatches(self, samples: Samples, state: PolicyState, iteration: int) -> Iterator[Sequences]:
+        """Yield every minibatch of every epoch of an iteration; the same ones each time they are asked for."""
+        num_epochs = self.config.num_learning_epochs
+        for epoch in range(iteration * num_epochs, (iteration + 1) * num_epochs):
+            yield from self.dealer.deal(samples.batch, state, epoch)
+
+    def accumulate(self, minibatch: Sequences) -> None:
+        """Fill the gradient buffer with means over the minibatch's samples on all ranks."""
+        self.gradients.zero_()
+        for chunk in self.dealer.chunks(minibatch):
+            loss, riders = self._loss(chunk)
+            loss.backward()
+            self.gradients.ride_(riders, chunk.batch.advantages.numel())
+        self.comm.mean_gradients_(self.gradients)
+
+    def _loss(self, chunk: Sequences) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return the loss and the riders, all summed over the chunk's samples."""
+        config, policy, batch = self.config, self.policy, chunk.batch
+        with self.precision():
+            distribution, value = policy.evaluate(
+                batch.actor_observations, batch.critic_observations, chunk.start, batch.done
+            )
+        log_prob = distribution.log_prob(batch.actions)
+        surrogate = surrogate_loss(log_prob, batch.log_probs, batch.advantages, config.clip_param).sum()
+        error = value_loss(value, batch.values, batch.targets, config.clip_param, config.use_clipped_value_loss).sum()
+        entropy = distribution.entropy().sum()
+        loss = surrogate + config.value_loss_coef * error - config.entropy_coef * entropy
+        with torch.no_grad():
+            kl = distribution.kl_from(policy.unpack(batch.distributions)).sum()
+        return loss, (kl, surrogate.detach(), error.detach(), entropy.detach())
+
+    def _step(self, skip: torch.Tensor) -> torch.Tensor:
+        """Adapt the learning rate, clip, step unless ``skip`` is 1; return the gradient norm before clipping."""
+        config = self.config
+        self._skip.copy_(skip)
+        if config.schedule == "adaptive":
+            kl = self.gradients.means[RIDERS.index("kl")]
+            adapt_learning_rate_(
+                self.learning_rate, kl, config.desired_kl, config.min_learning_rate, config.max_learning_rate
+            )
+        norm = self.gradients.clip_(config.max_grad_norm)
+        self.optimizer.step()
+        return norm

@@ -1,0 +1,167 @@
+"""One training: everything that goes on from one iteration to the next, and how it is saved and taken up again."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lockstep.core.errors import UsageError
+from lockstep.core.rng import stream_seed
+from lockstep.core.types import Comm
+from lockstep.envs.episodes import summarise
+from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.config import TrainConfig
+from lockstep.learn.torch import checkpoint
+from lockstep.learn.torch.diagnosis import first_nonfinite
+from lockstep.learn.torch.minibatches import Dealer
+from lockstep.learn.torch.networks import ActorCritic
+from lockstep.learn.torch.ppo import RIDERS, Ppo, UpdateResult
+from lockstep.learn.torch.rollout import ActionNoise, allocate, collect
+
+Metrics = dict[str, float | int | None]
+NUM_TIMES = 3  # rollout, update and wait, at the end of each rank's numbers
+
+
+class NonFiniteError(Exception):
+    """A tensor was not finite; the message names it."""
+
+
+def make_policy(config: TrainConfig, env: TorchEnv) -> ActorCritic:
+    """Return a policy for the env, initialised from the seed: the same on every rank, device and in every dtype."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(config.seed, "policy"))
+        policy = ActorCritic(config.agent, dict(env.task.num_observations), env.task.action_space)
+    policy.cast_parameters_(env.dtype)
+    return policy.to(env.device)
+
+
+class Training:
+    """Policy, learner, envs and counters of a run on this rank.
+
+    Args:
+        config: of the run.
+        env: this rank's envs.
+        comm: the ranks.
+    """
+
+    def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+        self.config, self.env, self.comm = config, env, comm
+        agent = config.agent
+        self.policy = make_policy(config, env)
+        comm.broadcast_(self.policy.state_dict())
+        dealer = Dealer(config.seed, env.env_ids, agent.num_mini_batches, self.policy.recurrent, agent.chunk_size)
+        self.learner = Ppo(agent, self.policy, comm, dealer, autocast=config.dtype == "bfloat16")
+        self.noise = ActionNoise(env, config.seed)
+        self.rollout = allocate(agent.num_steps_per_env, env)
+        self.memory = self.policy.initial_state(env.num_envs)
+        self.iteration = 0
+        self.env_steps = 0
+        self.wall_s = 0.0  # seconds of training so far, earlier attempts included
+
+    def iterate(self) -> Metrics:
+        """Run one iteration: collect, estimate, update, merge the normalisers; return its metrics.
+
+        Raises:
+            NonFiniteError: nothing was changed from the first bad minibatch on.
+        """
+        began = time.perf_counter()
+        start = self.memory
+        noise = self.noise.draw(self.config.agent.num_steps_per_env)
+        with self.learner.precision():
+            after = collect(self.env, self.policy, start, noise, self.rollout)
+        self._wait_for_device()
+        collected = time.perf_counter()
+        samples = self.learner.prepare(self.rollout, self.env.observations["critic"], start)
+        result = self.learner.update(samples, start, self.iteration)
+        self._wait_for_device()
+        times = [collected - began, time.perf_counter() - collected, 0.0]
+        metrics = self._metrics(result, times)
+        if metrics.pop("nonfinite"):
+            raise NonFiniteError(first_nonfinite(self.learner, self.rollout, samples, start, self.iteration))
+        self.learner.merge_normalizers(samples)
+        self.memory = after._replace(critic=samples.critic_state)
+        self.iteration += 1
+        return {"iteration": self.iteration, "env_steps": self.env_steps} | metrics
+
+    def _metrics(self, result: UpdateResult, times: list[float]) -> Metrics:
+        """Reduce this iteration's numbers over ranks and bring them to the host, once."""
+        env = self.env
+        num_steps = self.config.agent.num_steps_per_env * env.num_envs
+        counts = torch.tensor([num_steps, *times], dtype=torch.float64, device=env.device)
+        own = [env.episodes.take(), env.num_diverged.double().reshape(1), counts]
+        env.num_diverged.zero_()
+        by_rank = self.comm.gather(torch.cat(own))  # (world_size, num_numbers)
+        learned = torch.cat((result.means, result.gradient_norm.reshape(1), result.nonfinite.amax().reshape(1)))
+        rate = self.learner.learning_rate.reshape(1)
+        host = torch.cat((by_rank.flatten(), learned.double(), rate.double())).tolist()
+        table = [host[rank * by_rank.shape[1] : (rank + 1) * by_rank.shape[1]] for rank in range(by_rank.shape[0])]
+        *sums, num_diverged, all_steps = [sum(column) for column in zip(*table, strict=True)][:-NUM_TIMES]
+        times_by_rank = [row[-NUM_TIMES:] for row in table]
+        self.env_steps += int(all_steps)
+        *means, gradient_norm, nonfinite, learning_rate = host[by_rank.numel() :]
+        losses = dict(zip(RIDERS, means, strict=True))
+        metrics: Metrics = {"steps_per_s": all_steps / max(sum(row) for row in times_by_rank)}
+        metrics |= summarise(sums, env.task.reward_terms)
+        metrics |= {"kl": losses.pop("kl")} | {f"loss/{name}": value for name, value in losses.items()}
+        metrics |= {"learning_rate": learning_rate, "gradient_norm": gradient_norm, "num_diverged": int(num_diverged)}
+        for name, values in zip(("rollout", "update", "wait"), zip(*times_by_rank, strict=True), strict=True):
+            metrics[f"time/{name}_mean"] = sum(values) / len(values)
+            metrics |= {f"time/{name}_min": min(values), f"time/{name}_max": max(values)}
+        return metrics | {"nonfinite": nonfinite}
+
+    def _wait_for_device(self) -> None:
+        if self.env.device.type == "cuda":
+            torch.cuda.synchronize(self.env.device)
+
+    # --- saving and continuing -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of the training: tensors and plain values that ``torch.load(weights_only=True)`` takes."""
+        return {
+            "format": checkpoint.FORMAT,
+            "ml_framework": "torch",
+            "task": self.config.task,
+            "config": self.config.model_dump(mode="json"),
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "wall_s": self.wall_s,
+            "policy": self.policy.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "learning_rate": self.learner.learning_rate,
+            "env": self.env.state_dict(),
+            "memory": self.memory._asdict(),
+        }
+
+    def load_policy(self, saved: Mapping[str, Any], path: object) -> None:
+        """Take up the policy and its normalisers alone, from a checkpoint's content.
+
+        Raises:
+            UsageError: of another task, or made with other agent settings.
+        """
+        if saved["task"] != self.config.task:
+            raise UsageError(f"checkpoint {path} is of task '{saved['task']}', not '{self.config.task}'")
+        checkpoint.load_strictly(self.policy, saved["policy"], path)
+
+    def load_state_dict(self, saved: Mapping[str, Any], path: object) -> None:
+        """Continue where ``state_dict`` was taken.
+
+        Raises:
+            UsageError: of another task, number of envs or agent settings, or not complete.
+        """
+        self.load_policy(saved, path)
+        missing = [name for name in ("optimizer", "learning_rate", "env", "memory") if name not in saved]
+        if missing:
+            raise UsageError(f"checkpoint {path} has no {missing[0]}, so a run can't resume from it; use --checkpoint")
+        num_envs = saved["env"]["episode_length"].shape[0]
+        if num_envs != self.env.num_envs:
+            raise UsageError(
+                f"checkpoint {path} has {num_envs} envs, not {self.env.num_envs}; a run resumes with as many as it "
+                "had (to change them, start a new run with --checkpoint)"
+            )
+        self.learner.load_optimizer(saved["optimizer"], saved["learning_rate"])
+        self.env.load_state_dict(saved["env"])
+        device = self.env.device
+        self.memory = self.memory._replace(**{name: memory.to(device) for name, memory in saved["memory"].items()})
+        self.iteration, self.env_steps = saved["iteration"], saved["env_steps"]
+        self.wall_s = saved["wall_s"]

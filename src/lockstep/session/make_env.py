@@ -1,0 +1,115 @@
+"""From a config to a batch of envs: task and engine by their import strings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstep.core.errors import UsageError
+from lockstep.core.registry import Registry, load
+from lockstep.recipes.catalog import TASKS
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.core.types import Engine, Task
+    from lockstep.envs.torch_env import TorchEnv
+    from lockstep.learn.config import TrainConfig
+
+ENGINES: Registry[str] = Registry("engine")
+"""Name to import string of a function ``(task, *, num_envs, decimation, num_threads, xp, dtype, device) -> Engine``."""
+ENGINES.register("analytic", "lockstep.sim.analytic:make_engine")
+ENGINES.register("mujoco", "lockstep.sim.mujoco_c:make_engine")
+
+
+def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: str = "auto", **env: Any) -> TorchEnv:
+    """Return ``num_envs`` envs of a task for code of your own.
+
+    Args:
+        task: a name that ``lockstep tasks`` lists.
+        num_envs: how many; None for the recipe's number.
+        seed: of all random streams.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
+        env: settings of the task's env, such as ``max_episode_steps=200``.
+
+    Raises:
+        UsageError: an unknown task or setting, or a device that is not there.
+    """
+    from lockstep.core.config import merge
+
+    config = load(TASKS.get(task).recipe)()
+    num_mini_batches = {"num_mini_batches": 1}  # envs alone need no minibatches, so any number of them will do
+    overrides = {"seed": seed, "device": device, "env": env, "agent": num_mini_batches}
+    return build_env(merge(config, overrides | ({} if num_envs is None else {"num_envs": num_envs})))
+
+
+def build_env(config: TrainConfig, *, num_envs: int | None = None, streams: str = "train") -> TorchEnv:
+    """Return the envs that a config asks for.
+
+    Args:
+        config: of the run.
+        num_envs: instead of the config's.
+        streams: prefix of the random streams' purposes; anything but ``train`` starts every episode at its beginning.
+    """
+    import torch
+
+    from lockstep.envs.torch_env import TorchEnv
+
+    device = resolve_device(config.device)
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    env_config = config.env
+    if streams != "train":
+        env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
+    task: Task = load(TASKS.get(config.task).task)(env_config)
+    engine = _build_engine(config, task, num_envs or config.num_envs, dtype, device)
+    return TorchEnv(
+        task,
+        engine,
+        env_config,
+        seed=config.seed,
+        device=device,
+        dtype=dtype,
+        streams=streams,
+        noise_block=config.agent.num_steps_per_env,
+    )
+
+
+def _build_engine(config: TrainConfig, task: Task, num_envs: int, dtype: torch.dtype, device: torch.device) -> Engine:
+    import array_api_compat.torch as xp
+
+    from lockstep.core.environment import allowed_cores
+
+    name = TASKS.get(config.task).engines[0] if config.engine == "auto" else config.engine
+    engine: Engine = load(ENGINES.get(name))(
+        task,
+        num_envs=num_envs,
+        decimation=config.env.decimation,
+        num_threads=config.env.num_threads or allowed_cores(),
+        xp=xp,
+        dtype=dtype,
+        device=device,
+    )
+    return engine
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that ``--device`` names; ``auto`` is the GPU if there is one.
+
+    Raises:
+        UsageError: not a device, or one that this machine does not have.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device '{name}' is unknown; use auto, cpu, cuda or cuda:<index>") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device '{name}' is not supported; use auto, cpu, cuda or cuda:<index>")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        why = "this torch has no CUDA" if torch.version.cuda is None else "torch sees no GPU"
+        raise UsageError(f"device '{name}' was asked for but {why}; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device '{name}' is not there; torch sees {torch.cuda.device_count()} GPU(s), from cuda:0 on")
+    return device

@@ -1,0 +1,98 @@
+"""What follows a training: run directory, metrics, display and stop requests, as the training loop sees them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from lockstep.core.errors import LockstepError, RunError
+from lockstep.core.files import replace_atomic
+from lockstep.core.interrupts import StopRequest
+from lockstep.core.metrics import Metrics
+from lockstep.core.progress import Progress
+from lockstep.core.run_directory import RunDirectory, Status
+
+if TYPE_CHECKING:
+    from lockstep.learn.config import TrainConfig
+
+
+class RunObserver:
+    """Writes and shows one training; a context manager that notes in ``progress.json`` how it ended.
+
+    Args:
+        config: of the run.
+        run: where everything goes.
+        progress: the display.
+        request: what the outside asked for.
+        iteration: the iteration that the training goes on after; later lines of an earlier attempt are dropped.
+    """
+
+    def __init__(
+        self, config: TrainConfig, run: RunDirectory, progress: Progress, request: StopRequest, iteration: int
+    ) -> None:
+        self._config, self._run, self._progress, self._request = config, run, progress, request
+        self._last: Metrics = {"iteration": iteration, "env_steps": 0, "wall_s": 0.0}
+        self._metrics = run.open_metrics(config.logger, iteration, config.model_dump(mode="json"))
+
+    @property
+    def stop_requested(self) -> Literal["interrupted", "preempted"] | None:
+        """Why the training should save and stop, or None."""
+        return self._request.status
+
+    def record(self, metrics: Metrics) -> None:
+        """Write one iteration's metrics, show them, and say in ``progress.json`` how far the run is."""
+        self._last = metrics
+        self._metrics.record(metrics)
+        iteration, env_steps, wall_s = self._counters()
+        self._progress.update(metrics, iteration, self._config.max_iterations, env_steps, wall_s)
+        self._write_progress("running")
+
+    def save(self, iteration: int, content: dict[str, Any]) -> None:
+        """Write a checkpoint."""
+        import torch
+
+        self._run.save_checkpoint(iteration, lambda path: torch.save(content, path), self._config.checkpoints.keep)
+        self._write_progress("running")
+
+    def save_failure(self, iteration: int, content: dict[str, Any]) -> Path | None:
+        """Write the state of a training that can't go on to ``failure_<iteration>.pt``."""
+        import torch
+
+        path = self._run.path / f"failure_{iteration}.pt"
+        try:
+            replace_atomic(path, lambda temporary: torch.save(content, temporary))
+        except RunError:
+            return None
+        return path
+
+    def finish(self, status: Literal["finished", "interrupted", "preempted"]) -> None:
+        """Note the end and draw the curve."""
+        self._write_progress(status)
+        self._run.draw_curve()
+        self._progress.stop()
+        if status == "finished":
+            self._progress.message(f"finished: {self._run.path}")
+        else:
+            self._progress.message(f"{status} and saved: continue with lockstep train --resume {self._run.path}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            reason = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
+            with contextlib.suppress(LockstepError):
+                self._write_progress("failed", reason.partition("\n")[0])
+        self._metrics.close()
+
+    def _write_progress(self, status: Status, reason: str | None = None) -> None:
+        iteration, env_steps, wall_s = self._counters()
+        self._run.write_progress(iteration, self._config.max_iterations, env_steps, wall_s, status, reason)
+
+    def _counters(self) -> tuple[int, int, float]:
+        last = self._last
+        return int(last["iteration"] or 0), int(last["env_steps"] or 0), float(last["wall_s"] or 0.0)

@@ -1,0 +1,45 @@
+"""Episodes of a trained policy."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from lockstep.session.make_env import build_env
+from lockstep.session.policy import load_policy
+
+
+def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, device: str = "auto") -> dict[str, Any]:
+    """Run whole episodes with the most likely actions, one per env, all at once.
+
+    Args:
+        checkpoint: of any run.
+        num_episodes: how many.
+        seed: of the episodes' starts; None for the run's own.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
+
+    Returns:
+        task, checkpoint, num_episodes, mean_return, std_return, mean_episode_length, max_episode_length (the time
+        limit, in env steps) and, for each reward term, reward/<term>: the mean over episodes of the term's sum.
+
+    Raises:
+        UsageError: no such checkpoint, or one that this version can't play.
+    """
+    from lockstep.learn.torch.evaluation import evaluate
+
+    policy = load_policy(checkpoint, device)
+    update = {"device": device} | ({} if seed is None else {"seed": seed})
+    config = policy.config.model_copy(update=update)
+    with closing(build_env(config, num_envs=num_episodes, streams="evaluation")) as env:
+        episodes = evaluate(policy.network, env)
+    results: dict[str, Any] = {
+        "task": config.task,
+        "checkpoint": str(checkpoint),
+        "num_episodes": num_episodes,
+        "mean_return": episodes.returns.mean().item(),
+        "std_return": episodes.returns.std(correction=0).item(),
+        "mean_episode_length": episodes.lengths.double().mean().item(),
+        "max_episode_length": config.env.max_episode_steps,
+    }
+    return results | {f"reward/{name}": values.mean().item() for name, values in episodes.term_returns.items()}

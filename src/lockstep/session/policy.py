@@ -1,0 +1,81 @@
+"""A trained policy, from its checkpoint into code of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.core.config import merge
+from lockstep.core.registry import load
+from lockstep.recipes.catalog import TASKS
+from lockstep.session.make_env import resolve_device
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.core.types import Observations
+    from lockstep.learn.config import TrainConfig
+    from lockstep.learn.torch.networks import ActorCritic
+
+
+class Policy:
+    """Chooses the most likely action; remembers, if the network has a memory, from one call to the next.
+
+    Attributes:
+        config: of the run that trained it.
+        iteration: iterations it was trained for.
+        network: the actor and critic, in evaluation mode on the device.
+    """
+
+    def __init__(self, config: TrainConfig, iteration: int, network: ActorCritic) -> None:
+        self.config, self.iteration, self.network = config, iteration, network
+        self._memory: torch.Tensor | None = None
+
+    def reset(self, done: torch.Tensor | None = None) -> None:
+        """Forget everything, or only in the envs of ``done (num_envs,)``; call it when episodes end."""
+        if done is None or self._memory is None:
+            self._memory = None
+        else:
+            self._memory = self._memory * (~done).to(self._memory.dtype).unsqueeze(-1)
+
+    def __call__(self, observations: Observations | torch.Tensor) -> torch.Tensor:
+        """Return actions ``(num_envs, size)`` (discrete: ``(num_envs,)``) for raw observations.
+
+        Args:
+            observations: the env's groups, or those of the group ``actor`` alone, ``(num_envs, num_observations)``.
+        """
+        import torch
+
+        groups = observations if isinstance(observations, dict) else {"actor": observations}
+        with torch.no_grad():
+            memory = self._memory
+            if memory is None or memory.shape[1] != groups["actor"].shape[0]:
+                memory = self.network.initial_state(groups["actor"].shape[0]).actor
+            distribution, self._memory = self.network.act(groups, memory)
+            return distribution.mode()
+
+
+def load_policy(path: str | Path, device: str = "auto") -> Policy:
+    """Load the policy of a checkpoint file, or of the newest checkpoint of a run directory.
+
+    Raises:
+        UsageError: no such checkpoint, damaged, or of a task that this installation doesn't have.
+    """
+    import torch
+
+    from lockstep.core.run_directory import latest_checkpoint
+    from lockstep.learn.torch import checkpoint
+    from lockstep.learn.torch.networks import ActorCritic
+
+    path = Path(path)
+    if (path / "config.yaml").is_file():
+        path = latest_checkpoint(path)
+    content = checkpoint.load(path)
+    entry = TASKS.get(content["task"])
+    config: TrainConfig = merge(load(entry.recipe)(), content["config"])
+    task = load(entry.task)(config.env)
+    network = ActorCritic(config.agent, dict(task.num_observations), task.action_space)
+    network.cast_parameters_(torch.float64 if config.dtype == "float64" else torch.float32)
+    checkpoint.load_strictly(network, content["policy"], path)
+    network.requires_grad_(False).to(resolve_device(device)).eval()
+    return Policy(config, content["iteration"], network)

@@ -1,0 +1,185 @@
+"""The engine ``mujoco``: batched C MuJoCo on a pool of CPU threads."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import mujoco
+import numpy as np
+from mujoco.batch import Batch, SimulationError
+from numpy.typing import ArrayLike, NDArray
+
+from lockstep.core.errors import UsageError
+from lockstep.core.types import StepInfo, Task
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+_WARNING_NAMES = [mujoco.mjtWarning(index).name for index in range(int(mujoco.mjtWarning.mjNWARNING))]
+
+
+def make_engine(task: Task, *, num_envs: int, decimation: int, num_threads: int, **_: Any) -> "MujocoEngine":
+    """Return the engine that steps the task's MJCF file; of what other engines are told it needs nothing.
+
+    Raises:
+        UsageError: the task has no MJCF file, or MuJoCo can't read it.
+    """
+    if task.model_path is None:
+        raise UsageError(f"{type(task).__name__} has no MuJoCo model; use --engine analytic")
+    try:
+        model = mujoco.MjModel.from_xml_path(str(task.model_path))
+    except ValueError as error:
+        raise UsageError(f"MuJoCo can't read {task.model_path}: {error}") from error
+    return MujocoEngine(model, num_envs, decimation, num_threads)
+
+
+class MujocoEngine:
+    """Steps ``num_envs`` copies of one MuJoCo model; takes and returns numpy arrays in float64.
+
+    The state of an env is MuJoCo's integration state, which includes the solver's warm start (``qacc_warmstart``), so
+    results are bit for bit those of one ``mj_step`` loop per env: they depend neither on the number of threads nor on
+    how envs are split into batches, and a saved state continues exactly (``mujoco.batch``, MuJoCo >= 3.17).
+
+    An env in which physics fails (a NaN or a huge value in its state or controls, any MuJoCo warning or error) is
+    flagged in ``diverged`` and keeps the state it began the step with; other envs don't notice. ``warning_counts``
+    says what MuJoCo had to say, by name, in envs and env steps; nothing is printed (see ``_silence``).
+
+    Args:
+        model: the compiled model; copied.
+        num_envs: number of envs.
+        decimation: physics steps per env step.
+        num_threads: threads that step, the calling one among them.
+
+    Raises:
+        UsageError: a number below 1, or a model that can't be stepped in batches (one with sleeping enabled).
+    """
+
+    takes_numpy: ClassVar[bool] = True
+    """Arrays cross the border as numpy arrays on the host, in float64."""
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, decimation: int, num_threads: int) -> None:
+        for name, value in (("num_envs", num_envs), ("decimation", decimation), ("num_threads", num_threads)):
+            if value < 1:
+                raise UsageError(f"{name} {value} of the mujoco engine is too small; use at least 1")
+        _silence()
+        try:
+            self._batch = Batch(model, num_envs, num_threads)
+        except ValueError as error:
+            raise UsageError(f"the mujoco engine can't step this model: {error}") from error
+        self.num_envs, self.decimation, self.num_threads = num_envs, decimation, num_threads
+        self.num_positions, self.num_velocities = int(model.nq), int(model.nv)
+        self.num_controls, self.num_sensordata = int(model.nu), int(model.nsensordata)
+        self.warning_counts: Counter[str] = Counter()
+
+        # Live views of the batch's rows, (num_envs, ...): to write to them is to set the state.
+        self._rows: FloatArray = self._batch.state
+        self._live_qpos, self._live_qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
+        self._live_ctrl, self._live_sensordata = self._batch.bind("ctrl"), self._batch.bind("sensordata")
+        self._num_warnings = self._batch.warning[:, :, 1]  # (num_envs, kinds); [:, :, 0] is where it happened
+
+        self._rows_before = np.empty_like(self._rows)
+        self._qpos, self._qvel = self._live_qpos.copy(), self._live_qvel.copy()
+        self._sensordata = np.zeros((num_envs, self.num_sensordata))
+
+    def step(self, ctrl: ArrayLike) -> StepInfo:
+        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, nu)``.
+
+        The arrays of the result are contiguous buffers of the engine, lent to the caller until the next ``step``
+        (``reset`` leaves them alone): ``torch.from_numpy`` takes them without a copy.
+        """
+        np.copyto(self._rows_before, self._rows)
+        self._live_ctrl[...] = ctrl
+        diverged: BoolArray = ~np.isfinite(self._live_ctrl).all(axis=1)
+        self._live_ctrl[diverged] = 0.0  # MuJoCo would do the same, and warn in every step
+        try:
+            self._batch.step(nstep=self.decimation)
+        except SimulationError as error:
+            diverged[error.ids] = True
+            self.warning_counts["error"] += len(error.ids)
+        diverged |= self._num_warnings.any(axis=1) | ~(_is_sane(self._live_qpos) & _is_sane(self._live_qvel))
+        if diverged.any():
+            self._contain(diverged)
+        np.copyto(self._qpos, self._live_qpos)
+        np.copyto(self._qvel, self._live_qvel)
+        np.copyto(self._sensordata, self._live_sensordata, where=~diverged[:, None])
+        return StepInfo(self._qpos, self._qvel, self._sensordata, diverged)
+
+    def _contain(self, diverged: BoolArray) -> None:
+        """Count what MuJoCo said and undo the step of the failed envs, which MuJoCo has put at its default state."""
+        for index, count in enumerate((self._num_warnings > 0).sum(axis=0)):
+            if count:
+                self.warning_counts[_WARNING_NAMES[index]] += int(count)
+        self._num_warnings[...] = 0
+        self._rows[diverged] = self._rows_before[diverged]
+
+    def reset(self, mask: ArrayLike, qpos: ArrayLike, qvel: ArrayLike) -> FloatArray:
+        """Put the envs of ``mask (num_envs,)`` at ``qpos (num_envs, nq)``, ``qvel (num_envs, nv)``; forget the rest.
+
+        Time, activations, controls and warm start are the model's defaults again. Returns the sensordata of all envs
+        ``(num_envs, num_sensordata)``, computed by ``mj_forward`` for those of ``mask``; lent until the next ``step``.
+        """
+        env_ids = np.flatnonzero(mask)
+        if env_ids.size == 0:
+            return self._sensordata
+        self._batch.reset(env_ids, stage=int(mujoco.mjtStage.mjSTAGE_NONE))
+        self._live_qpos[env_ids] = np.asarray(qpos)[env_ids]
+        self._live_qvel[env_ids] = np.asarray(qvel)[env_ids]
+        if self.num_sensordata:
+            self._forward(env_ids)
+        return self._sensordata
+
+    def _forward(self, env_ids: NDArray[np.intp]) -> None:
+        """Compute the sensordata of some envs.
+
+        MuJoCo warns of a bad state and puts the env at its default; the warning stands, so the next step flags it.
+        """
+        try:
+            self._batch.forward(env_ids)
+        except SimulationError as error:
+            self.warning_counts["error"] += len(error.ids)
+        self._sensordata = self._sensordata.copy()  # what the last step has lent stays as it is
+        self._sensordata[env_ids] = self._live_sensordata[env_ids]
+
+    def state_dict(self) -> dict[str, FloatArray]:
+        """Return copies of the integration state ``(num_envs, nstate)`` and of the sensordata of every env."""
+        return {"integration_state": self._rows.copy(), "sensordata": self._sensordata.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken.
+
+        Raises:
+            UsageError: the arrays are of another model or number of envs.
+        """
+        for name, own in (("integration_state", self._rows), ("sensordata", self._sensordata)):
+            shape = tuple(np.shape(state[name]))
+            if shape != own.shape:
+                raise UsageError(
+                    f"saved {name} has shape {shape}, this engine's has {own.shape}; load the state of the same model "
+                    "and number of envs"
+                )
+        self._rows[...] = state["integration_state"]
+        self._sensordata = np.empty_like(self._sensordata)  # what was lent stays as it is
+        self._sensordata[...] = state["sensordata"]
+        self._num_warnings[...] = 0
+
+    def close(self) -> None:
+        """Release threads and memory; the engine can't be used any more. What it has lent stays readable."""
+        for name in ("_batch", "_rows", "_live_qpos", "_live_qvel", "_live_ctrl", "_live_sensordata", "_num_warnings"):
+            vars(self).pop(name, None)  # each view keeps the batch alive
+
+
+def _is_sane(array: FloatArray) -> BoolArray:
+    """Return ``(num_envs,)``: all values are finite and below the size that MuJoCo calls bad."""
+    sane: BoolArray = (np.abs(array) <= mujoco.mjMAXVAL).all(axis=1)
+    return sane
+
+
+def _silence() -> None:
+    """Keep MuJoCo off the terminal and out of the working folder, for the whole process.
+
+    A log file that somebody has chosen (``mujoco.MjLogConfig``) stays in use; the default ``MUJOCO_LOG.TXT`` does not.
+    """
+    config = mujoco.MjLogConfig.get()
+    config.logto_console = False
+    config.logto_file = config.logto_file and config.logfile != "MUJOCO_LOG.TXT"
+    config.set()
