@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lockstep.core.errors import LockstepError, UsageError, nearest
 
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An unexpected exception passes through, so its traceback is seen and Python exits with 1.
     """
+    # Both are None when the caller closed them (>&-); what is printed then goes nowhere, until the process ends.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that can't show a character still shows the rest
     try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -14,17 +14,26 @@ from lockstep.learn.config import TrainConfig
 from lockstep.recipes.catalog import TASKS
 
 
+def _own(metavar: str, help_text: str) -> Any:
+    """Describe a flag of the command itself; nothing happens without it, so no default is shown."""
+    return tyro.conf.arg(metavar=metavar, help=help_text, help_behavior_hint="")
+
+
 @dataclass
 class _Options:
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    checkpoint: Path | None = None
-    """start a new run at iteration 0 from these weights, with a fresh optimizer"""
-    resume: Path | None = None
-    """continue this run in place; without a value, the newest run of the task"""
-    config: tuple[Path, ...] = ()
-    """YAML file laid over the recipe and under the flags; may be repeated, later ones win"""
-    total_envs: int | None = None
-    """envs of the whole job; in one process the same as --num_envs"""
+    checkpoint: Annotated[
+        Path | None, _own("PATH", "start a new run at iteration 0 from these weights, with a fresh optimizer")
+    ] = None
+    resume: Annotated[
+        Path | None, _own("[RUN_DIR]", "continue this run in place; without a value, the newest run of the task")
+    ] = None
+    config: Annotated[
+        Path | None, _own("FILE", "YAML laid over the recipe and under the flags; may be repeated, later ones win")
+    ] = None
+    total_envs: Annotated[int | None, _own("INT", "envs of the whole job; in one process the same as --num_envs")] = (
+        None
+    )
 
 
 def print_help(argv: Sequence[str]) -> None:

@@ -53,9 +53,9 @@ def read(argv: Sequence[str]) -> Request:
     """
     # The task decides which settings there are, so the first look takes any flag with a dot for a setting of its.
     first_look = parse(argv, _lookup(TrainConfig(task=""), any_dotted=True), _REPEATABLE, TASKS)
-    overlays = {path: _overlay(path) for path in first_look.flags.get("config", [])}
+    overlays = [(path, _overlay(path)) for path in first_look.flags.get("config", [])]
     overlay: dict[str, Any] = {}
-    for values in overlays.values():
+    for _, values in overlays:
         overlay = combine(overlay, values)
     task = _task(first_look, overlay)
     resume = _run_to_resume(first_look, overlay, task)
@@ -63,7 +63,8 @@ def read(argv: Sequence[str]) -> Request:
     config = _recipe(base["task"] if resume else task)
 
     arguments = parse(argv, _lookup(config), _REPEATABLE, TASKS)
-    for path, values in overlays.items():
+    _task(arguments, overlay)  # words that the first look gave to a flag may be left over now
+    for path, values in overlays:
         _check_overlay(path, values, config)
     flags = {**_settings_in(arguments, config), "task": config.task}
     config = merge(config, combine(combine(base, overlay), flags))
@@ -100,10 +101,12 @@ def _task(arguments: Arguments, overlay: Mapping[str, Any]) -> str | None:
     for index, word in enumerate(arguments.positionals):
         if index > 0 or "=" in word:
             raise unexpected_word(word)
-    given = {*arguments.positionals, *arguments.flags.get("task", [])}
-    if len(given) > 1:
-        raise UsageError(f"two tasks are given, {' and '.join(repr(task) for task in sorted(given))}; keep one")
-    task = given.pop() if given else overlay.get("task")
+    positional, flag = next(iter(arguments.positionals), None), arguments.last("task")
+    if positional is not None and flag is not None and positional != flag:
+        if positional not in TASKS:
+            raise unexpected_word(positional)
+        raise UsageError(f"two tasks are given, '{positional}' and --task {flag!r}; keep one")
+    task = next((name for name in (positional, flag, overlay.get("task")) if name is not None), None)
     return None if task is None else TASKS.get(str(task)).name
 
 

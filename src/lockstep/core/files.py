@@ -52,7 +52,12 @@ def replace_atomic(path: Path, write: Callable[[Path], object], durable: bool = 
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{path.name}")
     try:
-        write(temporary)
+        try:
+            write(temporary)
+        except Exception:
+            # Some libraries hide a full disk behind an error of their own (torch.save: "unexpected pos").
+            _check_that_it_can_grow(temporary)
+            raise
         if durable:
             sync(temporary)
         temporary.replace(path)
@@ -63,6 +68,16 @@ def replace_atomic(path: Path, write: Callable[[Path], object], durable: bool = 
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _check_that_it_can_grow(path: Path) -> None:
+    """Raise ``OSError`` if the system takes no further 64 KiB at the end of a file."""
+    if path.is_file():
+        with path.open("ab", buffering=0) as file:
+            rest = memoryview(bytes(65536))
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
 
 
 def replace_link(path: Path, target: str) -> None:

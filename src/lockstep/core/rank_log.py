@@ -5,9 +5,11 @@ import io
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
 from typing import TextIO, cast
 
 
@@ -86,7 +88,8 @@ class RankLog:
     """A context in which what Python prints to stdout and stderr is also appended to a file.
 
     Output of C libraries goes to the terminal only. That keeps a crash readable: whoever copied it in this process
-    would have died with it. With ``path`` None nothing is copied.
+    would have died with it. An exception that ends the context is noted with its traceback. With ``path`` None
+    nothing is copied.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -106,7 +109,11 @@ class RankLog:
             sys.stdout, sys.stderr = (self.copy_of(stream) for stream in self._streams)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):  # whoever prints it does so after this, and perhaps only its one line
+            self.write_line("".join(traceback.format_exception(error)).rstrip())
         if self._streams is not None:
             sys.stdout, sys.stderr = self._streams
             self._streams = None

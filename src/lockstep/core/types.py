@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +112,8 @@ class Engine(Protocol):
     num_velocities: int
     num_controls: int
     num_sensordata: int
+    takes_numpy: ClassVar[bool]
+    """Arrays cross the border as numpy arrays on the host, in float64; otherwise in the caller's framework."""
 
     def step(self, ctrl: Array) -> StepInfo:
         """Advance every env by one env step under constant ``ctrl (num_envs, nu)``."""
@@ -124,6 +126,9 @@ class Engine(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Take up what ``state_dict`` returned."""
+
+    def log_to(self, path: Path) -> None:
+        """Append what the physics library has to say (warnings) to a file from now on."""
 
     def close(self) -> None:
         """Release threads and memory."""

@@ -176,7 +176,7 @@ class TorchEnv:
         return tensor.to(device=self.device, dtype=self.dtype)
 
     def _to_engine(self, tensor: torch.Tensor) -> Any:
-        if not getattr(self.engine, "takes_numpy", False):
+        if not self.engine.takes_numpy:
             return tensor
         host = tensor.cpu()
         return host.numpy() if host.dtype == torch.bool else host.to(torch.float64).numpy()
@@ -201,7 +201,7 @@ class TorchEnv:
         self.num_steps = saved["num_steps"]
         self._noise = None
         engine_state = saved["engine"]
-        if getattr(self.engine, "takes_numpy", False):
+        if self.engine.takes_numpy:
             engine_state = {name: tensor.cpu().numpy() for name, tensor in engine_state.items()}
         self.engine.load_state_dict(engine_state)
         self._state = State(

@@ -1,19 +1,22 @@
 """Settings of a training: the learner's (``agent``), the evaluation's, and the whole (``TrainConfig``)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
 from lockstep.core.config import Config
 from lockstep.envs.config import EnvConfig
 
+Width = Annotated[int, Field(ge=1, le=2**16)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+
 
 class PpoConfig(Config):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347); names as the field uses them."""
 
-    num_steps_per_env: int = Field(24, ge=1, description="env steps per env and iteration")
-    num_learning_epochs: int = Field(5, ge=1, description="passes over the rollout per iteration")
-    num_mini_batches: int = Field(4, ge=1, description="minibatches per epoch; num_envs must be divisible by it")
+    num_steps_per_env: Count = Field(24, description="env steps per env and iteration")
+    num_learning_epochs: Count = Field(5, description="passes over the rollout per iteration")
+    num_mini_batches: Count = Field(4, description="minibatches per epoch; num_envs must be divisible by it")
     learning_rate: float = Field(1e-3, gt=0, description="of Adam; where it starts if the schedule is adaptive")
     schedule: Literal["adaptive", "fixed"] = Field("adaptive", description="adaptive: steered by desired_kl")
     desired_kl: float = Field(0.01, gt=0, description="KL divergence per update that the adaptive schedule aims at")
@@ -28,29 +31,31 @@ class PpoConfig(Config):
     max_grad_norm: float = Field(1.0, gt=0, description="gradient norm above which gradients are scaled down")
     normalize_advantages: bool = Field(True, description="by mean and standard deviation over the whole rollout")
     normalize_observations: bool = Field(True, description="by running mean and standard deviation")
-    actor_hidden_dims: tuple[int, ...] = Field((64, 64), description="widths of the actor's hidden layers")
-    critic_hidden_dims: tuple[int, ...] = Field((64, 64), description="widths of the critic's hidden layers")
+    actor_hidden_dims: tuple[Width, ...] = Field((64, 64), description="widths of the actor's hidden layers")
+    critic_hidden_dims: tuple[Width, ...] = Field((64, 64), description="widths of the critic's hidden layers")
     activation: Literal["elu", "relu", "tanh", "silu"] = "elu"
     init_std: float = Field(1.0, gt=0, description="standard deviation of a new Gaussian policy")
     recurrent: Literal["none", "gru", "lstm"] = Field("none", description="memory before the hidden layers")
-    recurrent_hidden_dim: int = Field(64, ge=1, description="width of the memory")
-    chunk_size: int = Field(
-        4096, ge=1, description="samples per forward and backward pass; gradients add up over a minibatch's chunks"
+    recurrent_hidden_dim: Width = Field(64, description="width of the memory")
+    chunk_size: Count = Field(
+        4096, description="samples per forward and backward pass; gradients add up over a minibatch's chunks"
     )
 
 
 class EvaluationConfig(Config):
     """Evaluation during training: deterministic policy, its own envs and random streams."""
 
-    interval: int = Field(50, ge=0, description="iterations between evaluations; 0: none, not even at the end")
-    num_episodes: int = Field(64, ge=1, description="episodes per evaluation, one per env")
+    interval: int = Field(
+        50, ge=0, lt=2**31, description="iterations between evaluations; 0: none, not even at the end"
+    )
+    num_episodes: Count = Field(64, description="episodes per evaluation, one per env")
 
 
 class CheckpointConfig(Config):
     """When checkpoints are written and how many are kept."""
 
-    interval: int = Field(50, ge=1, description="iterations between checkpoints; there is always one at the end")
-    keep: int = Field(5, ge=1, description="how many of the newest are kept")
+    interval: Count = Field(50, description="iterations between checkpoints; there is always one at the end")
+    keep: Count = Field(5, description="how many of the newest are kept")
 
 
 class TrainConfig(Config):
@@ -60,10 +65,13 @@ class TrainConfig(Config):
     ml_framework: Literal["torch", "jax"] = "torch"
     algorithm: str = Field("ppo", description="learning algorithm")
     rl_library: str = Field("lockstep", description="whose learner")
-    num_envs: int = Field(512, ge=1, description="envs per device")
-    max_iterations: int = Field(300, ge=1, description="iterations in total, resumed ones included")
+    num_envs: Count = Field(512, description="envs per device")
+    max_iterations: Count = Field(300, description="iterations in total, resumed ones included")
     seed: int = Field(1, ge=0, lt=2**63, description="of every random stream")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:<index>")
+    num_threads: int = Field(
+        0, ge=0, le=1024, description="torch's CPU threads; 0: one if the networks are small, else the cores there are"
+    )
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="bfloat16: as autocast")
     engine: Literal["auto", "mujoco", "warp", "mjx", "analytic", "genesis"] = Field("auto", description="physics")
     log_root: str = Field("logs", description="folder of all runs")

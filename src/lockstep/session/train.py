@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
     from lockstep.learn.torch.training import Training
 
+SMALL_WIDTH = 128
 EXIT_CODES = {"finished": 0, "preempted": 75, "interrupted": 130}
 
 
@@ -56,7 +57,7 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
         RunError: the training failed; ``progress.json`` says why.
     """
     topology = _check(config, checkpoint, resume)
-    _prepare_process()
+    _prepare_process(config)
     from lockstep.learn.torch import loop
 
     with ExitStack() as resources:
@@ -67,6 +68,7 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
             evaluation_env = resources.enter_context(closing(episodes))
         training = _take_up(config, env, checkpoint, resume)
         run = resources.enter_context(closing(_open_run(config, env, topology, resume)))
+        env.engine.log_to(run.mujoco_log_path)
         log = resources.enter_context(run.rank_log(topology.rank))
         request = resources.enter_context(watch())
         progress = resources.enter_context(Progress(config.task, run.path, log))
@@ -88,11 +90,15 @@ def _check(config: TrainConfig, checkpoint: Path | None, resume: Path | None) ->
     return topology
 
 
-def _prepare_process() -> None:
+def _prepare_process(config: TrainConfig) -> None:
     import torch
 
     keep_large_buffers()
-    torch.set_num_threads(allowed_cores())
+    agent = config.agent
+    widths = (*agent.actor_hidden_dims, *agent.critic_hidden_dims, agent.recurrent_hidden_dim)
+    # Threads that wait for one another after every small layer gain nothing, and lose much on a busy machine.
+    automatic = 1 if max(widths) <= SMALL_WIDTH else allowed_cores()
+    torch.set_num_threads(config.num_threads or automatic)
 
 
 def _take_up(config: TrainConfig, env: TorchEnv, checkpoint: Path | None, resume: Path | None) -> Training:

@@ -1,7 +1,8 @@
 """The engine ``analytic``: a task's own equations of motion, in any framework of the array API."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import AnalyticTask, Array, Namespace, StepInfo, Task
@@ -38,6 +39,7 @@ class AnalyticEngine:
     """
 
     num_sensordata = 0
+    takes_numpy: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -96,6 +98,9 @@ class AnalyticEngine:
                 )
         self._qpos = self.xp.asarray(state["qpos"], dtype=self._qpos.dtype, device=self._qpos.device)
         self._qvel = self.xp.asarray(state["qvel"], dtype=self._qvel.dtype, device=self._qvel.device)
+
+    def log_to(self, path: Path) -> None:
+        """There is nothing that would speak."""
 
     def close(self) -> None:
         """Nothing to release."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import mujoco
@@ -161,6 +162,12 @@ class MujocoEngine:
         self._sensordata = np.empty_like(self._sensordata)  # what was lent stays as it is
         self._sensordata[...] = state["sensordata"]
         self._num_warnings[...] = 0
+
+    def log_to(self, path: Path) -> None:
+        """Append MuJoCo's warnings to a file from now on; this holds for the whole process."""
+        config = mujoco.MjLogConfig.get()
+        config.logfile, config.logto_file = str(path), True
+        config.set()
 
     def close(self) -> None:
         """Release threads and memory; the engine can't be used any more. What it has lent stays readable."""

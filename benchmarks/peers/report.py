@@ -1,0 +1,61 @@
+"""From the rounds of a comparison to its table."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spread:
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        return cls(statistics.median(values), min(values), max(values))
+
+    def to_dict(self) -> dict[str, float]:
+        return {"median": self.median, "min": self.lowest, "max": self.highest}
+
+    def show(self, form: str) -> str:
+        return f"{self.median:{form}} ({self.lowest:{form}} .. {self.highest:{form}})"
+
+
+def steps_per_s(rounds: list[dict[str, Any]], clock: str) -> list[float]:
+    """Return the env steps per second of each round by its ``wall_s`` or ``cpu_s``."""
+    return [each["env_steps"] / each[clock] for each in rounds]
+
+
+def ratios(first: list[dict[str, Any]], other: list[dict[str, Any]], clock: str) -> list[float]:
+    """Return how many times as fast ``first`` was, pair by pair."""
+    pairs = zip(steps_per_s(first, clock), steps_per_s(other, clock), strict=True)
+    return [own / peer for own, peer in pairs]
+
+
+def table(rounds: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    """Return the rows of the table, its head first; the first side is the one the others are compared with."""
+    first, *_ = rounds.values()
+    rows = [
+        ["side", "env steps/s", "per s of CPU time", "first side is faster by", "by CPU time", "mean episode length"],
+    ]
+    for name, own in rounds.items():
+        compared = ["", ""]
+        if own is not first:
+            compared = [Spread.of(ratios(first, own, clock)).show(".3f") for clock in ("wall_s", "cpu_s")]
+        speeds = [Spread.of(steps_per_s(own, clock)).show(",.0f") for clock in ("wall_s", "cpu_s")]
+        rows.append([name, *speeds, *compared, f"{own[-1]['mean_episode_length']:.0f}"])
+    return rows
+
+
+def as_text(rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def as_markdown(rows: list[list[str]], facts: dict[str, str]) -> str:
+    head, *body = rows
+    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(row) + " |" for row in body]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,28 @@
+"""What every test gets: a folder of its own, no trace of a surrounding job, and reproducible examples."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Tests run side by side, one per core: more threads each would only make them wait for one another. Where a test does
+# use several, they must sleep while they wait: OpenMP's habit of spinning is 20 times slower on cores that are shared.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# No deadline, since how fast a shared machine is says nothing about the code; derandomised, so a failure comes back.
+hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("lockstep")
+
+_JOB_PREFIXES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM_", "TORCHELASTIC_", "LOCKSTEP_")
+
+
+@pytest.fixture(autouse=True)
+def _a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty folder and as an ordinary process, even when the tests themselves run inside a job."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith(_JOB_PREFIXES):
+            monkeypatch.delenv(name)

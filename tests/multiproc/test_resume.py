@@ -1,0 +1,141 @@
+"""A run that was stopped and resumed is the run that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.multiproc.commands import SMALL, lockstep, only_run, train_small
+
+
+def load(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    del content["wall_s"]
+    content["config"].pop("max_iterations")
+    return content
+
+
+def differences(one: Any, other: Any, name: str = "") -> list[str]:
+    """Return the dotted names at which two nests of tensors and plain values differ in any bit."""
+    if isinstance(one, dict):
+        if one.keys() != other.keys():
+            return [f"{name}: {one.keys() ^ other.keys()}"]
+        return [found for key in one for found in differences(one[key], other[key], f"{name}.{key}")]
+    if isinstance(one, list | tuple):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [found for index, (a, b) in pairs for found in differences(a, b, f"{name}.{index}")]
+    if isinstance(one, torch.Tensor):
+        return [] if one.dtype == other.dtype and torch.equal(one, other) else [name]
+    return [] if one == other else [f"{name}: {one} != {other}"]
+
+
+def test_the_comparison_sees_a_single_bit() -> None:
+    one = {"a": [torch.zeros(3), 1]}
+    assert differences(one, {"a": [torch.zeros(3), 1]}) == []
+    assert differences(one, {"a": [torch.tensor([0.0, 0.0, 1e-45]), 1]}) == [".a.0"]
+    assert differences(one, {"a": [torch.zeros(3), 2]}) == [".a.1: 1 != 2"]
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
+def test_ten_iterations_resumed_for_ten_more_equal_twenty(recurrent: str) -> None:
+    # Episodes of 40 steps end in every iteration somewhere, so resets and bootstraps are part of what is compared.
+    options = ("--agent.recurrent", recurrent, "--env.max_episode_steps", "40", "--checkpoints.interval", "20")
+    straight = train_small("cartpole_swingup", *options, "--max_iterations", "20")
+    straight.parent.rename("straight")
+    stopped = train_small("cartpole_swingup", *options, "--max_iterations", "10")
+    resumed = lockstep("train", "--resume", str(stopped), "--max_iterations", "20")
+    assert resumed.returncode == 0, resumed.stderr
+
+    checkpoint = Path("checkpoints", "model_20.pt")
+    (other,) = Path("straight").iterdir()
+    assert differences(load(other / checkpoint), load(stopped / checkpoint)) == []
+    lines = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == list(range(1, 21))
+    assert json.loads((stopped / "progress.json").read_text())["status"] == "finished"
+    assert len(json.loads((stopped / "run.json").read_text())["attempts"]) == 2
+
+
+def test_a_bare_resume_takes_the_newest_run_of_the_task() -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "2")
+    resumed = lockstep("train", "cartpole_classic", "--resume", "--max_iterations", "3")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((run / "progress.json").read_text())["iteration"] == 3
+
+
+def test_a_checkpoint_starts_a_new_run_at_iteration_zero_with_the_same_weights() -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "2")
+    start = lockstep(
+        "train", "cartpole_classic", *SMALL, "--checkpoint", str(run / "checkpoints" / "latest"),
+        "--max_iterations", "1", "--agent.learning_rate", "1e-30", "--agent.schedule", "fixed", "--run_name", "new",
+    )  # fmt: skip
+    assert start.returncode == 0, start.stderr
+    (new,) = Path("logs/cartpole_classic").glob("*_new")
+    one, other = load(run / "checkpoints" / "model_2.pt"), load(new / "checkpoints" / "model_1.pt")
+    weights = [name for name in one["policy"] if "normalizer" not in name]
+    assert all(torch.equal(one["policy"][name], other["policy"][name]) for name in weights)
+    # The normaliser came along too and went on counting: 2 + 1 iterations of 8 steps in 16 envs.
+    assert other["policy"]["actor_normalizer.count"] == 3 * 8 * 16
+    assert other["iteration"] == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "preempted", 75)]
+)
+def test_a_signal_saves_and_the_run_goes_on(number: signal.Signals, status: str, code: int) -> None:
+    arguments = ["train", "cartpole_classic", *SMALL, "--max_iterations", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lockstep", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: any(Path("logs").glob("*/*/metrics.jsonl")), process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "--resume" in output
+    run = only_run("cartpole_classic")
+    progress = json.loads((run / "progress.json").read_text())
+    assert progress["status"] == status
+    assert progress["checkpoint"] == f"checkpoints/model_{progress['iteration']}.pt"
+    resumed = lockstep("train", "--resume", str(run), "--max_iterations", str(progress["iteration"] + 1))
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before() -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "4", "--checkpoints.interval", "2")
+    newest = run / "checkpoints" / "model_4.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    resumed = lockstep("train", "--resume", str(run), "--max_iterations", "5")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "model_4.pt" in resumed.stderr
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline, "the training did not start"
+        time.sleep(0.05)
+
+
+def test_two_processes_do_not_train_in_one_run_directory() -> None:
+    arguments = ["train", "cartpole_classic", *SMALL, "--max_iterations", "100000"]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "lockstep", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: any(Path("logs").glob("*/*/checkpoints")), first)
+        run = only_run("cartpole_classic")
+        second = lockstep("train", "--resume", str(run))
+        assert second.returncode == 2
+        assert f"pid {first.pid}" in second.stderr
+    finally:
+        os.kill(first.pid, signal.SIGKILL)
+        first.communicate()
