@@ -7,17 +7,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.session.make_config import make_config
     from lockstep.session.make_env import make_env
+    from lockstep.session.play import play
     from lockstep.session.policy import Policy, load_policy
     from lockstep.session.train import Outcome, train
 
-__all__ = ["Outcome", "Policy", "load_policy", "make_env", "train"]
+__all__ = ["Outcome", "Policy", "load_policy", "make_config", "make_env", "play", "train"]
 
 _HOMES = {
     "Outcome": "lockstep.session.train",
     "Policy": "lockstep.session.policy",
     "load_policy": "lockstep.session.policy",
+    "make_config": "lockstep.session.make_config",
     "make_env": "lockstep.session.make_env",
+    "play": "lockstep.session.play",
     "train": "lockstep.session.train",
 }
 

@@ -50,6 +50,7 @@ class Attempts:
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
+        assert self.run("tasks") == 0  # from here on the imports are done
 
     def run(self, *arguments: str, kill_after_s: float | None = None) -> int:
         """Run the command, perhaps killing it; return its exit code, -9 if it was killed."""
@@ -82,7 +83,7 @@ def test_a_kill_at_any_instant_leaves_a_run_that_resumes() -> None:
         num_advanced = 0
         for _ in range(NUM_KILLS):
             # From before anything is opened to deep into training.
-            instant = randomness.uniform(0.0, 2.0 * start_s)
+            instant = randomness.uniform(0.0, start_s + 1.0)
             code = attempts.run("train", "--resume", str(run), "--max_iterations", "100000", kill_after_s=instant)
             assert code == -signal.SIGKILL, Path("output.txt").read_text()[-2000:]
             saved = torch.load(run / "checkpoints" / "latest", weights_only=True)["iteration"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import Registry, load
 from lockstep.recipes.catalog import TASKS
+from lockstep.session.make_config import make_config
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +35,10 @@ def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: s
     Raises:
         UsageError: an unknown task or setting, or a device that is not there.
     """
-    from lockstep.core.config import merge
-
-    config = load(TASKS.get(task).recipe)()
-    num_mini_batches = {"num_mini_batches": 1}  # envs alone need no minibatches, so any number of them will do
-    overrides = {"seed": seed, "device": device, "env": env, "agent": num_mini_batches}
-    return build_env(merge(config, overrides | ({} if num_envs is None else {"num_envs": num_envs})))
+    count = {} if num_envs is None else {"num_envs": num_envs}
+    # Envs alone are dealt to no minibatches, so any number of them will do.
+    agent = {"num_mini_batches": 1}
+    return build_env(make_config(task, seed=seed, device=device, env=env, agent=agent, **count))
 
 
 def build_env(config: TrainConfig, *, num_envs: int | None = None, streams: str = "train") -> TorchEnv:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.core.config import merge
 from lockstep.core.registry import load
 from lockstep.recipes.catalog import TASKS
+from lockstep.session.make_config import make_config
 from lockstep.session.make_env import resolve_device
 
 if TYPE_CHECKING:
@@ -71,9 +71,8 @@ def load_policy(path: str | Path, device: str = "auto") -> Policy:
     if (path / "config.yaml").is_file():
         path = latest_checkpoint(path)
     content = checkpoint.load(path)
-    entry = TASKS.get(content["task"])
-    config: TrainConfig = merge(load(entry.recipe)(), content["config"])
-    task = load(entry.task)(config.env)
+    config = make_config(**content["config"])
+    task = load(TASKS.get(config.task).task)(config.env)
     network = ActorCritic(config.agent, dict(task.num_observations), task.action_space)
     network.cast_parameters_(torch.float64 if config.dtype == "float64" else torch.float32)
     checkpoint.load_strictly(network, content["policy"], path)
