@@ -26,7 +26,6 @@ torch.set_num_threads(1)
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)
         code = 1
         try:
             sys.stdout = sys.stderr = open("output.txt", "a")
@@ -49,6 +48,7 @@ class Attempts:
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
         )
         assert self.run("tasks") == 0  # from here on the imports are done
 
@@ -64,9 +64,8 @@ class Attempts:
         return int(self._parent.stdout.readline())
 
     def close(self) -> None:
-        assert self._parent.stdin
-        self._parent.stdin.close()
-        self._parent.wait()
+        os.killpg(self._parent.pid, signal.SIGKILL)  # and with it a training that may still be under way
+        self._parent.communicate()
 
 
 def test_a_kill_at_any_instant_leaves_a_run_that_resumes() -> None:
@@ -96,7 +95,7 @@ def test_a_kill_at_any_instant_leaves_a_run_that_resumes() -> None:
         assert attempts.run("train", "--resume", str(run), "--max_iterations", str(last + 1)) == 0
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert [line["iteration"] for line in lines] == list(range(1, last + 2))
-        assert not [path for path in run.rglob(".tmp-*")]
+        assert not list(run.rglob(".tmp-*"))
         assert len(list((run / "checkpoints").glob("model_*"))) == 2
     finally:
         attempts.close()

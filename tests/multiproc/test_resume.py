@@ -131,7 +131,7 @@ def test_two_processes_do_not_train_in_one_run_directory() -> None:
         [sys.executable, "-m", "lockstep", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_for(lambda: any(Path("logs").glob("*/*/checkpoints")), first)
+        wait_for(lambda: any(Path("logs").glob("*/*/metrics.jsonl")), first)
         run = only_run("cartpole_classic")
         second = lockstep("train", "--resume", str(run))
         assert second.returncode == 2

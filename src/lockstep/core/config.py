@@ -22,7 +22,7 @@ MAX_OVERLAY_BYTES = 256 * 1024  # a config has a few dozen lines; a wrong file s
 class Config(BaseModel):
     """A typed, immutable set of settings; unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)

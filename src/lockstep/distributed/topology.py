@@ -35,6 +35,14 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Topology:
     return Topology(rank, local_rank, world_size, local_world_size)
 
 
+def require_one_process(topology: Topology) -> None:
+    """Raise UsageError if the job has several ranks, which training does not take yet."""
+    if topology.world_size > 1:
+        raise UsageError(
+            f"this version trains with one process, and WORLD_SIZE is {topology.world_size}; start it without torchrun"
+        )
+
+
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name)
     if text is None and default is not None:

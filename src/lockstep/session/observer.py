@@ -70,8 +70,11 @@ class RunObserver:
     def finish(self, status: Literal["finished", "interrupted", "preempted"]) -> None:
         """Note the end and draw the curve."""
         self._write_progress(status)
-        self._run.draw_curve()
         self._progress.stop()
+        try:
+            self._run.draw_curve()
+        except RunError as error:
+            self._progress.message(f"lockstep: warning: {error}")  # a picture less; the training itself is safe
         if status == "finished":
             self._progress.message(f"finished: {self._run.path}")
         else:

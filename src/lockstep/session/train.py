@@ -17,7 +17,7 @@ from lockstep.core.interrupts import watch
 from lockstep.core.metrics import require_logger
 from lockstep.core.progress import Progress
 from lockstep.core.run_directory import RunDirectory, checkpoints_of
-from lockstep.distributed.topology import Topology, from_environment
+from lockstep.distributed.topology import Topology, from_environment, require_one_process
 from lockstep.session.make_env import build_env
 from lockstep.session.observer import RunObserver
 
@@ -82,10 +82,7 @@ def _check(config: TrainConfig, checkpoint: Path | None, resume: Path | None) ->
     if checkpoint is not None and resume is not None:
         raise UsageError("checkpoint and resume exclude each other: one starts a new run, the other continues one")
     topology = from_environment()
-    if topology.world_size > 1:
-        raise UsageError(
-            f"this version trains with one process, and WORLD_SIZE is {topology.world_size}; start it without torchrun"
-        )
+    require_one_process(topology)
     require_logger(config.logger)
     return topology
 

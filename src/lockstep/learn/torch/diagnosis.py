@@ -17,7 +17,7 @@ def first_nonfinite(learner: Ppo, rollout: Rollout, samples: Samples, state: Pol
     for name, tensor in _in_order_of_flow(learner, rollout, samples):
         bad = (~torch.isfinite(tensor)).nonzero()
         if bad.shape[0]:
-            return f"{name} (first at index {tuple(bad[0].tolist())}, {bad.shape[0]} of {tensor.numel()} entries)"
+            return f"{name} at index {tuple(bad[0].tolist())} ({bad.shape[0]} of {tensor.numel()} entries)"
     for number, minibatch in enumerate(learner.minibatches(samples, state, iteration)):
         learner.accumulate(minibatch)
         for name, parameter in learner.gradients.parameters.items():

@@ -65,6 +65,6 @@ def _iterate(training: Training, observer: Observer) -> Metrics:
         content = training.state_dict() | {"rollout": rollout}
         path = observer.save_failure(training.iteration, content)
         raise RunError(
-            f"{error} is not finite in iteration {training.iteration + 1}; the state is in {path}; "
+            f"not finite in iteration {training.iteration + 1}: {error}; the state is in {path}; "
             "a smaller agent.learning_rate or bounds on rewards and observations may help"
         ) from None

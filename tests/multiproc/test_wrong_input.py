@@ -1,0 +1,159 @@
+"""Whatever is wrong is said in one line, with the mend, before anything is written."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.cli.main import main
+from tests.multiproc.commands import SMALL, lockstep, train_small
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command in this process; return its one line of error after checking that nothing was written."""
+    before = sorted(Path().rglob("*"))
+    code = main(list(arguments))
+    output, errors = capsys.readouterr()
+    assert code == 2, (output, errors)
+    assert output == ""
+    assert errors.startswith("lockstep: error: ")
+    assert errors.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["cartpole_balanc"], ["cartpole_balanc", "did you mean 'cartpole_balance'"]),
+        (["cartpole_balance", "--num_env", "8"], ["--num_env", "num_envs"]),
+        (["cartpole_balance", "--num_envs", "0"], ["num_envs", "0"]),
+        (["cartpole_balance", "--num_envs", "10"], ["10", "num_mini_batches 4", "--num_envs 8 or 12"]),
+        (["cartpole_balance", "--agent.learning_rate", "inf"], ["agent.learning_rate", "inf"]),
+        (["cartpole_balance", "--agent.actor_hidden_dims", "64,-5"], ["actor_hidden_dims", "-5"]),
+        (["cartpole_balance", "--num_envs", str(2**64)], ["num_envs"]),
+        (["cartpole_balance", "--device", "cuda"], ["cuda", "--device cpu"]),
+        (["cartpole_balance", "--device", "tpu"], ["tpu", "cpu"]),
+        (["cartpole_balance", "--checkpoint", "nothing.pt"], ["nothing.pt", "does not exist"]),
+        (["cartpole_balance", "--checkpoint", "."], ["is a folder"]),
+        (["cartpole_balance", "--resume", "nowhere"], ["nowhere"]),
+        (["cartpole_balance", "--resume"], ["cartpole_balance", "no run"]),
+        (["cartpole_balance", "--engine", "analytic"], ["analytic", "mujoco"]),
+        (["cartpole_balance", "--logger", "wandb"], ["lockstep-rl[wandb]"]),
+        (["cartpole_balance", "--run_name", "a/b"], ["a/b"]),
+        (["cartpole_balance", "--log_root", "/dev/null/logs"], ["/dev/null", "--log_root"]),
+        (["cartpole_balance", "--log_root", "/proc/logs"], ["/proc", "--log_root"]),
+    ],
+)
+def test_one_line_and_nothing_written(
+    arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    line = refused(capsys, "train", *arguments)
+    assert all(part in line for part in parts), line
+
+
+def test_an_overlay_with_an_unknown_key_names_file_key_and_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("overlay.yaml").write_text("agent:\n  gama: 0.9\n")
+    line = refused(capsys, "train", "cartpole_balance", "--config", "overlay.yaml")
+    assert "overlay.yaml" in line
+    assert "agent.gama" in line
+    assert "agent.gamma" in line
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        run = train_small("cartpole_classic", "--max_iterations", "1")
+    finally:
+        os.chdir(before)
+    return folder / run / "checkpoints" / "model_1.pt"
+
+
+def test_a_checkpoint_of_another_task_is_refused_by_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "train", "cartpole_balance", *SMALL, "--checkpoint", str(checkpoint))
+    assert "cartpole_classic" in line
+    assert "cartpole_balance" in line
+
+
+def test_a_checkpoint_of_other_networks_names_the_first_that_differs(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [word if word != "16" else "24" for word in SMALL]
+    line = refused(capsys, "train", "cartpole_classic", *arguments, "--checkpoint", str(checkpoint))
+    assert "actor.perceptron.0.weight" in line
+    assert "(16, 4)" in line
+    assert "(24, 4)" in line
+
+
+@pytest.mark.parametrize("length", [0, 10, 5000])
+def test_a_truncated_checkpoint_is_refused_for_training_and_playing(
+    length: int, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("short.pt").write_bytes(checkpoint.read_bytes()[:length])
+    assert "short.pt" in refused(capsys, "train", "cartpole_classic", *SMALL, "--checkpoint", "short.pt")
+    assert "short.pt" in refused(capsys, "play", "--checkpoint", "short.pt")
+
+
+def test_a_run_resumes_with_the_number_of_envs_it_had(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(checkpoint.parent.parent)
+    line = refused(capsys, "train", "--resume", run, "--num_envs", "32", "--max_iterations", "2")
+    assert "16 envs, not 32" in line
+
+
+def test_under_several_ranks_training_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert "WORLD_SIZE" in refused(capsys, "train", "cartpole_classic", *SMALL)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this system does not let root mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_training_in_one_line_and_keeps_what_was_whole(small_disk: Path) -> None:
+    options = (*SMALL, "--checkpoints.interval", "1", "--checkpoints.keep", "100", "--max_iterations", "100000")
+    finished = lockstep("train", "cartpole_classic", *options, "--log_root", str(small_disk))
+    assert finished.returncode == 1
+    (line,) = [line for line in finished.stderr.splitlines() if line]
+    assert line.startswith("lockstep: error: can't write")
+    assert "no space left" in line.lower()
+    (run,) = [path for path in (small_disk / "cartpole_classic").iterdir() if not path.name.startswith(".")]
+    assert not list(run.rglob(".tmp-*"))
+    saved = torch.load(run / "checkpoints" / "latest", weights_only=True)
+    for path in sorted((run / "checkpoints").glob("model_?.pt"))[:3]:
+        path.unlink()  # some space is free again
+    resumed = lockstep("train", "--resume", str(run), "--max_iterations", str(saved["iteration"] + 1))
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_a_full_disk_at_the_start_is_refused_before_training(small_disk: Path) -> None:
+    with (small_disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            try:
+                filler.write(bytes(4096))
+            except OSError:
+                break
+    finished = lockstep("train", "cartpole_classic", *SMALL, "--log_root", str(small_disk))
+    assert finished.returncode == 2
+    assert finished.stderr.count("\n") == 1
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
