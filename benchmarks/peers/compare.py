@@ -16,6 +16,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from report import as_markdown, as_text, ratios, table
+from report import Round, as_markdown, as_text, ratios, table
 from workload import Workload
 
 from lockstep.core.environment import describe
@@ -50,18 +51,21 @@ CONTENDERS = {
     "rsl_rl_same_env": Contender("rsl_rl"),
     "rsl_rl_default_malloc": Contender("rsl_rl", env="lean", keep_large_buffers=False),
 }
+DEFAULT_SIDES = ("lockstep", "rsl_rl", "rsl_rl_same_env")
 
 
 class Worker:
-    """A contender's process, which works only while it is asked."""
+    """A contender's process, which works only while it is asked; what it says otherwise is kept for a failure."""
 
     def __init__(self, name: str, python: Path, core: int, warm_up: int, workload: Workload) -> None:
         self.name = name
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
         self._process = subprocess.Popen(
             [python, FOLDER / "worker.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._said,
             text=True,
             env=os.environ | one_thread,
         )
@@ -76,7 +80,9 @@ class Worker:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended with exit code {self._process.wait()}; its last words are above")
+            code = self._process.wait()
+            self._said.seek(0)
+            raise SystemExit(f"{self._said.read()}\n{self.name} ended with exit code {code}; its last words are above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -85,6 +91,7 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        self._said.close()
 
 
 def peer_python() -> Path:
@@ -93,76 +100,97 @@ def peer_python() -> Path:
     if not stamp.exists() or stamp.stat().st_mtime < REQUIREMENTS.stat().st_mtime:
         print(f"setting up {PEER_VENV.relative_to(REPOSITORY)}; this happens once", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", PEER_VENV], check=True)
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         subprocess.run([*install, "--requirement", REQUIREMENTS], check=True)
         subprocess.run([*install, "--no-deps", "--editable", REPOSITORY], check=True)
         stamp.touch()
     return python
 
 
-def check_work(workers: Sequence[Worker], rounds: dict[str, list[dict[str, Any]]], workload: Workload) -> None:
+def check_work(workers: Sequence[Worker], rounds: dict[str, list[Round]], workload: Workload) -> None:
     """End the command if a side did not do all of the work, or did not learn."""
+    samples, steps = workload.samples_per_iteration, workload.steps_per_iteration
+    trained = samples * workload.num_learning_epochs
+    expected = {
+        "trained_rows": {"actor": trained, "critic": trained},
+        "optimizer_steps": steps,
+        "env_steps": samples,
+        "parameters": workers[0].description["work"]["parameters"],
+    }
     for worker in workers:
-        work = worker.description["work"]
-        samples = workload.samples_per_iteration
-        trained = samples * workload.num_learning_epochs
-        expected = {"trained_rows": {"actor": trained, "critic": trained}, "env_steps": samples}
-        expected |= {"optimizer_steps": workload.steps_per_iteration, "parameters": workers[0].description["work"]["parameters"]}
+        work, own = worker.description["work"], rounds[worker.name]
         if work != expected:
             raise SystemExit(f"{worker.name} did {work} in an iteration, not {expected}")
-        for each in rounds[worker.name]:
-            if each["optimizer_steps"] * samples != each["env_steps"] * workload.steps_per_iteration:
-                raise SystemExit(f"{worker.name} did not do all of a round's work: {each}")
-        before, after = worker.description["first_mean_episode_length"], rounds[worker.name][-1]["mean_episode_length"]
+        for each in own:
+            if each["env_steps"] != each["num_iterations"] * samples:
+                raise SystemExit(f"{worker.name} took {each['env_steps']} env steps in a round, not as many as asked")
+            if each["optimizer_steps"] != each["num_iterations"] * steps:
+                raise SystemExit(f"{worker.name} took {each['optimizer_steps']} optimizer steps, not as many as asked")
+        before, after = worker.description["first_mean_episode_length"], own[-1]["mean_episode_length"]
         if after < 2.0 * before:
             raise SystemExit(f"{worker.name} did not learn: mean episode length {before:.0f} before, {after:.0f} after")
 
 
-def play_rounds(workers: Sequence[Worker], num_rounds: int, num_iterations: int) -> dict[str, list[dict[str, Any]]]:
+def play_rounds(workers: Sequence[Worker], num_rounds: int, num_iterations: int) -> dict[str, list[Round]]:
     """Let the sides take turns; who begins alternates, so that a steady drift of the host favours nobody."""
-    rounds: dict[str, list[dict[str, Any]]] = {worker.name: [] for worker in workers}
+    rounds: dict[str, list[Round]] = {worker.name: [] for worker in workers}
     for number in range(num_rounds):
         for worker in workers if number % 2 == 0 else reversed(workers):
             rounds[worker.name].append(worker.ask({"num_iterations": num_iterations}))
         newest = {name: own[-1]["env_steps"] / own[-1]["wall_s"] for name, own in rounds.items()}
-        print(f"round {number + 1}/{num_rounds}: " + ", ".join(f"{k} {v:,.0f}/s" for k, v in newest.items()), flush=True)
+        print(
+            f"round {number + 1}/{num_rounds}: " + ", ".join(f"{k} {v:,.0f}/s" for k, v in newest.items()), flush=True
+        )
     return rounds
 
 
 def main() -> None:
     arguments = parse()
     workload = Workload(normalize_observations=not arguments.no_normalize_observations)
-    python = peer_python()
-    hardware = describe()
-    load_before = os.getloadavg()[0]
+    pythons = {"lockstep": Path(sys.executable), "rsl_rl": peer_python()}
+    load = os.getloadavg()[0]
     with ExitStack() as resources:
         workers = []
         for name in arguments.sides:
-            interpreter = python if CONTENDERS[name].library == "rsl_rl" else Path(sys.executable)
-            worker = Worker(name, interpreter, arguments.core, arguments.warm_up, workload)
+            python = pythons[CONTENDERS[name].library]
+            worker = Worker(name, python, arguments.core, arguments.warm_up, workload)
             workers.append(resources.enter_context(closing(worker)))
         rounds = play_rounds(workers, arguments.rounds, arguments.iterations)
     check_work(workers, rounds, workload)
-    versions: dict[str, str] = {}
-    for worker in workers:
-        versions |= worker.description["versions"]
-    facts = {
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", "benchmarks/peers/compare.py", *sys.argv[1:]]),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "lockstep's commit": str(hardware["git"]["lockstep"]),
-        "CPU": f"{hardware['hardware']['cpu']}, one core (number {arguments.core}), load before {load_before:.1f}",
-        "workload": ", ".join(f"{name} {value}" for name, value in asdict(workload).items()),
-        "equal work": f"{workers[0].description['work']} per iteration on every side",
-        "rounds": f"{arguments.rounds} of {arguments.iterations} iterations per side, taking turns",
-    }
+    facts = gather_facts(arguments, workers, workload, load)
     rows = table(rounds)
     print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()) + "\n\n" + as_text(rows))
     if arguments.save:
         save(facts, rows, rounds)
 
 
-def save(facts: dict[str, str], rows: list[list[str]], rounds: dict[str, list[dict[str, Any]]]) -> None:
+def gather_facts(
+    arguments: argparse.Namespace, workers: Sequence[Worker], workload: Workload, load: float
+) -> dict[str, str]:
+    """Return what the numbers depend on."""
+    versions: dict[str, str] = {}
+    for worker in workers:
+        versions |= worker.description["versions"]
+    machine = describe()
+    hardware = machine["hardware"]
+    git = machine["git"]["lockstep"] or {"commit": "unknown", "dirty": False}
+    kept = [worker.name for worker in workers if worker.description["keep_large_buffers"]]
+    return {
+        "date": date.today().isoformat(),
+        "command": shlex.join(["python", "benchmarks/peers/compare.py", *sys.argv[1:]]),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "commit": git["commit"] + (" with changes" if git["dirty"] else ""),
+        "CPU": f"{hardware['cpu']}, one core of {hardware['num_cores']} (number {arguments.core})",
+        "load of the host": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after",
+        "workload": ", ".join(f"{name} {value}" for name, value in asdict(workload).items()),
+        "equal work": ", ".join(f"{name} {value}" for name, value in workers[0].description["work"].items())
+        + " in an iteration of every side",
+        "glibc keeps large buffers": ", ".join(kept) or "on no side",
+        "rounds": f"{arguments.rounds} of {arguments.iterations} iterations per side, taking turns",
+    }
+
+
+def save(facts: dict[str, str], rows: list[list[str]], rounds: dict[str, list[Round]]) -> None:
     """Write the result beside this file."""
     first, *others = rounds
     pairs = {name: ratios(rounds[first], rounds[name], "wall_s") for name in others}
@@ -179,10 +207,10 @@ def parse() -> argparse.Namespace:
     """Return the command line's settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="per side")
-    parser.add_argument("--iterations", type=int, default=10, help="per round")
+    parser.add_argument("--iterations", type=int, default=5, help="per round")
     parser.add_argument("--warm_up", type=int, default=4, help="iterations that are not counted")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="number of the core all share")
-    parser.add_argument("--sides", nargs="+", choices=tuple(CONTENDERS), default=["lockstep", "rsl_rl"])
+    parser.add_argument("--sides", nargs="+", choices=tuple(CONTENDERS), default=list(DEFAULT_SIDES))
     parser.add_argument("--no_normalize_observations", action="store_true", help="on every side")
     parser.add_argument("--save", action="store_true", help="write benchmarks/peers/results/<date>.json and .md")
     arguments = parser.parse_args()

@@ -4,6 +4,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+Round = dict[str, Any]  # as worker.run_round gives it
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -15,29 +17,36 @@ class Spread:
     def of(cls, values: list[float]) -> "Spread":
         return cls(statistics.median(values), min(values), max(values))
 
-    def to_dict(self) -> dict[str, float]:
-        return {"median": self.median, "min": self.lowest, "max": self.highest}
-
     def show(self, form: str) -> str:
         return f"{self.median:{form}} ({self.lowest:{form}} .. {self.highest:{form}})"
 
 
-def steps_per_s(rounds: list[dict[str, Any]], clock: str) -> list[float]:
+def steps_per_s(rounds: list[Round], clock: str) -> list[float]:
     """Return the env steps per second of each round by its ``wall_s`` or ``cpu_s``."""
     return [each["env_steps"] / each[clock] for each in rounds]
 
 
-def ratios(first: list[dict[str, Any]], other: list[dict[str, Any]], clock: str) -> list[float]:
+def ratios(first: list[Round], other: list[Round], clock: str) -> list[float]:
     """Return how many times as fast ``first`` was, pair by pair."""
     pairs = zip(steps_per_s(first, clock), steps_per_s(other, clock), strict=True)
     return [own / peer for own, peer in pairs]
 
 
-def table(rounds: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    """Return the rows of the table, its head first; the first side is the one the others are compared with."""
-    first, *_ = rounds.values()
+def table(rounds: dict[str, list[Round]]) -> list[list[str]]:
+    """Return the rows of the table, its head first; every side is compared with the first one, pair by pair.
+
+    A cell reads: median over rounds (lowest .. highest).
+    """
+    first_name, first = next(iter(rounds.items()))
     rows = [
-        ["side", "env steps/s", "per s of CPU time", "first side is faster by", "by CPU time", "mean episode length"],
+        [
+            "side",
+            "env steps/s",
+            "env steps per s of CPU time",
+            f"{first_name} / side",
+            f"{first_name} / side, CPU time",
+            "mean episode length at the end",
+        ]
     ]
     for name, own in rounds.items():
         compared = ["", ""]

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
 import torch
@@ -17,6 +18,7 @@ from lockstep.core.allocator import keep_large_buffers
 
 
 def make_side(library: str, workload: Workload, env: str) -> Side:
+    # Each library is imported where it is asked for: neither environment has both.
     if library == "lockstep":
         from lockstep_side import LockstepSide
 
@@ -26,19 +28,20 @@ def make_side(library: str, workload: Workload, env: str) -> Side:
     return RslRlSide(workload, env)
 
 
-def count_trained_rows(side: Side) -> tuple[dict[str, int], Callable[[], None]]:
-    """Count the samples that pass each network with gradients on; return the counts and what ends the counting."""
+@contextmanager
+def counting_trained_rows(side: Side) -> Iterator[dict[str, int]]:
+    """Count the samples that pass each network with gradients on, as its first layer sees them."""
     rows: dict[str, int] = {}
-    hooks = []
-    for name, layer in side.first_layers().items():
-        rows[name] = 0
+    with ExitStack() as hooks:
+        for name, layer in side.first_layers().items():
+            rows[name] = 0
 
-        def count(_: object, inputs: tuple[torch.Tensor], __: object, name: str = name) -> None:
-            if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-                rows[name] += inputs[0].numel() // inputs[0].shape[-1]
+            def count(_: object, inputs: tuple[torch.Tensor], __: object, name: str = name) -> None:
+                if torch.is_grad_enabled():
+                    rows[name] += inputs[0].numel() // inputs[0].shape[-1]
 
-        hooks.append(layer.register_forward_hook(count))
-    return rows, lambda: [hook.remove() for hook in hooks]
+            hooks.callback(layer.register_forward_hook(count).remove)
+        yield rows
 
 
 def prepare(request: dict[str, Any]) -> tuple[Side, dict[str, Any]]:
@@ -48,9 +51,8 @@ def prepare(request: dict[str, Any]) -> tuple[Side, dict[str, Any]]:
     kept = keep_large_buffers() if request["keep_large_buffers"] else False
     workload = Workload(**{**request["workload"], "hidden_dims": tuple(request["workload"]["hidden_dims"])})
     side = make_side(request["library"], workload, request["env"])
-    rows, stop_counting = count_trained_rows(side)
-    side.iterate(1)
-    stop_counting()
+    with counting_trained_rows(side) as rows:
+        side.iterate(1)
     work = {
         "trained_rows": rows,
         "optimizer_steps": side.num_optimizer_steps(),
@@ -73,6 +75,7 @@ def run_round(side: Side, num_iterations: int) -> dict[str, Any]:
     side.iterate(num_iterations)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {
+        "num_iterations": num_iterations,
         "wall_s": wall,
         "cpu_s": cpu,
         "optimizer_steps": side.num_optimizer_steps() - steps,

@@ -1,7 +1,7 @@
 """What both sides are asked to do, and what a side must offer. Standard library only: every environment reads it."""
 
-from dataclasses import asdict, dataclass
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,6 @@ class Workload:
         """Optimizer steps."""
         return self.num_learning_epochs * self.num_mini_batches
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 class Side(Protocol):
     """One library, ready to train."""
@@ -48,7 +45,7 @@ class Side(Protocol):
     def mean_episode_length(self) -> float:
         """Return samples per finished episode in the newest rollout."""
 
-    def first_layers(self) -> dict[str, object]:
+    def first_layers(self) -> dict[str, Any]:
         """Return the first linear layer of the actor and of the critic."""
 
     def num_parameters(self) -> int:

@@ -55,7 +55,7 @@ class Everything(Config):
 
 
 BASE = TrainConfig(task="pendulum", env=PendulumConfig(length=2.0))
-finite = st.floats(allow_nan=False)
+finite = st.floats(allow_nan=False, allow_infinity=False)
 everything = st.builds(
     Everything,
     number=finite,
@@ -70,7 +70,7 @@ everything = st.builds(
     color=st.sampled_from(Color),
     mode=st.sampled_from(["on", "off", "none"]),
     level=st.sampled_from([1, 2]),
-    env=st.builds(PendulumConfig, length=st.floats(min_value=0, exclude_min=True, allow_nan=False)),
+    env=st.builds(PendulumConfig, length=st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)),
 )
 
 

@@ -69,17 +69,29 @@ class Stream:
         digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
         purpose_words = _host_words(int.from_bytes(digest, "little"))
         self._key = threefry_2x32(numpy, _host_words(seed), purpose_words)
+        self._pair_keys: dict[int, Words] = {}  # on the device: a copy from the host would wait for its work
 
     def bits(self, counters: Array, ids: Array, num_columns: int) -> Array:
         """Return int32 bits ``(num_columns, num_counters, num_ids)`` for int32 ``counters`` and ``ids`` (1-d)."""
         xp = self._xp
         num_pairs = (num_columns + 1) // 2
-        pair_index = numpy.arange(num_pairs, dtype=numpy.int32)
-        keys = threefry_2x32(numpy, self._key, Words(pair_index, numpy.zeros_like(pair_index)))
-        key = Words(*(xp.reshape(xp.asarray(word, device=self._device), (num_pairs, 1, 1)) for word in keys))
+        key = self._keys_of_pairs(num_pairs)
         words = threefry_2x32(xp, key, Words(xp.reshape(ids, (1, 1, -1)), xp.reshape(counters, (1, -1, 1))))
         pairs = xp.stack(tuple(words), axis=1)  # (num_pairs, 2, num_counters, num_ids)
         return xp.reshape(pairs, (2 * num_pairs, *pairs.shape[2:]))[:num_columns]
+
+    def counters(self, first: int, count: int) -> Array:
+        """Return the int32 counters ``(count,)`` that begin with ``first``, which wraps."""
+        return self._xp.arange(count, dtype=self._xp.int32, device=self._device) + as_int32(first)
+
+    def _keys_of_pairs(self, num_pairs: int) -> Words:
+        """Return a key for every pair of columns, ``(num_pairs, 1, 1)``."""
+        if num_pairs not in self._pair_keys:
+            index = numpy.arange(num_pairs, dtype=numpy.int32)
+            words = threefry_2x32(numpy, self._key, Words(index, numpy.zeros_like(index)))
+            on_device = (self._xp.asarray(word, device=self._device) for word in words)
+            self._pair_keys[num_pairs] = Words(*(self._xp.reshape(word, (num_pairs, 1, 1)) for word in on_device))
+        return self._pair_keys[num_pairs]
 
     def uniform(self, counters: Array, ids: Array, num_columns: int, dtype: object) -> Array:
         """Return ``(num_counters, num_ids, num_columns)`` floats in [0, 1), bitwise the same on any device."""

@@ -53,7 +53,7 @@ class EpisodeStatistics:
 
     def load_state_dict(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Continue the episodes of ``state_dict``."""
-        self._whole = saved["whole"].to(self._whole.device)
+        self._whole.copy_(saved["whole"])
         self._running.copy_(saved["running"])
         self._finished.zero_()
 

@@ -7,7 +7,7 @@ import array_api_compat.torch as xp
 import numpy
 import torch
 
-from lockstep.core.rng import Stream, as_int32
+from lockstep.core.rng import Stream
 from lockstep.core.types import Engine, Observations, State, Task
 from lockstep.envs.config import EnvConfig
 from lockstep.envs.episodes import EpisodeStatistics
@@ -146,8 +146,7 @@ class TorchEnv:
     def _initial_episode_lengths(self) -> torch.Tensor:
         if not self.config.randomize_initial_episode_length:
             return torch.zeros(self.num_envs, dtype=torch.int32, device=self.device)
-        counter = torch.zeros(1, dtype=torch.int32, device=self.device)
-        uniform = self._length_stream.uniform(counter, self.env_ids, 1, self.dtype)[0, :, 0]
+        uniform = self._length_stream.uniform(self._length_stream.counters(0, 1), self.env_ids, 1, self.dtype)[0, :, 0]
         return cast(torch.Tensor, (uniform * self.config.max_episode_steps).to(torch.int32))
 
     def _check_observations(self) -> None:
@@ -161,8 +160,7 @@ class TorchEnv:
     def _noise_at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         noise = self._noise
         if noise is None or not noise.first_step <= step < noise.first_step + noise.reset.shape[0]:
-            steps = [as_int32(step + offset) for offset in range(self.noise_block)]
-            counters = torch.tensor(steps, dtype=torch.int32, device=self.device)
+            counters = self._step_stream.counters(step, self.noise_block)
             noise = self._noise = _Noise(
                 first_step=step,
                 reset=self._reset_stream.uniform(counters, self.env_ids, self.task.num_reset_noise, self.dtype),
@@ -197,7 +195,6 @@ class TorchEnv:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken."""
-        on_device = {"device": self.device}
         self.num_steps = saved["num_steps"]
         self._noise = None
         engine_state = saved["engine"]
@@ -205,12 +202,16 @@ class TorchEnv:
             engine_state = {name: tensor.cpu().numpy() for name, tensor in engine_state.items()}
         self.engine.load_state_dict(engine_state)
         self._state = State(
-            **{name: tensor.to(**on_device) for name, tensor in saved["state"].items()},
-            variables={name: tensor.to(**on_device) for name, tensor in saved["variables"].items()},
+            **{name: self._own(tensor) for name, tensor in saved["state"].items()},
+            variables={name: self._own(tensor) for name, tensor in saved["variables"].items()},
         )
-        self.observations = {name: tensor.to(**on_device) for name, tensor in saved["observations"].items()}
-        self.episode_length = saved["episode_length"].to(**on_device)
+        self.observations = {name: self._own(tensor) for name, tensor in saved["observations"].items()}
+        self.episode_length = self._own(saved["episode_length"])
         self.episodes.load_state_dict(saved["episodes"])
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy on this env's device: what was saved must not change with the env."""
+        return tensor.to(self.device, copy=True)
 
     def close(self) -> None:
         """Release the engine."""

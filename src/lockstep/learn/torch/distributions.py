@@ -77,9 +77,9 @@ class Categorical:
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         """Invert the cumulative distribution at uniforms ``(..., 1)`` in [0, 1)."""
-        steps = self.log_probs.exp().cumsum(-1) <= noise
-        # The probabilities' sum may fall a rounding short of 1.
-        return steps.sum(-1).clamp(max=self.log_probs.shape[-1] - 1)
+        cumulative = self.log_probs.exp().cumsum(-1)
+        # Their sum is 1 only to rounding; measured against it, the noise never points past the last possible choice.
+        return (cumulative <= noise * cumulative[..., -1:]).sum(-1)
 
     def mode(self) -> torch.Tensor:
         """Return the likeliest choice."""

@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 import array_api_compat.torch as xp
 import torch
 
-from lockstep.core.rng import Stream, as_int32
+from lockstep.core.rng import Stream
 from lockstep.learn.torch.networks import PolicyState
 
 
@@ -94,8 +94,7 @@ class Dealer:
     def _deal(self, first_counter: int, num_counters: int) -> torch.Tensor:
         """Return ``(num_counters, num_blocks, num_mini_batches)``: which env each block sends to each minibatch."""
         device = self._env_ids.device
-        numbers = [as_int32(first_counter + offset) for offset in range(num_counters)]
-        bits = self._stream.bits(torch.tensor(numbers, dtype=torch.int32, device=device), self._env_ids, 1)[0]
+        bits = self._stream.bits(self._stream.counters(first_counter, num_counters), self._env_ids, 1)[0]
         blocks = bits.reshape(num_counters, -1, self._num_mini_batches)
         first_env = torch.arange(blocks.shape[1], device=device).unsqueeze(1) * self._num_mini_batches
         return cast(torch.Tensor, blocks.argsort(dim=-1, stable=True) + first_env)

@@ -18,8 +18,9 @@ class Moments:
     def of(cls, samples: torch.Tensor) -> "Moments":
         """Return the moments of ``samples (..., size)``."""
         flat = samples.reshape(-1, samples.shape[-1]).double()
-        mean = flat.mean(0)
-        return cls(torch.tensor(float(flat.shape[0]), dtype=torch.float64, device=flat.device), mean, _m2(flat, mean))
+        mean = flat.sum(0) / max(flat.shape[0], 1)
+        count = torch.full((), float(flat.shape[0]), dtype=torch.float64, device=flat.device)
+        return cls(count, mean, (flat - mean).square().sum(0))
 
     def merge(self, other: "Moments") -> "Moments":
         """Return the moments of the union, exact for any split of the data, an empty part included.
@@ -41,10 +42,6 @@ class Moments:
         """The inverse of ``pack``."""
         size = (packed.shape[0] - 1) // 2
         return cls(packed[0], packed[1 : 1 + size], packed[1 + size :])
-
-
-def _m2(flat: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-    return (flat - mean).square().sum(0)
 
 
 class Normalizer(nn.Module):

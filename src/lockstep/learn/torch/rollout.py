@@ -5,7 +5,7 @@ from typing import NamedTuple, cast
 import array_api_compat.torch as xp
 import torch
 
-from lockstep.core.rng import Stream, as_int32
+from lockstep.core.rng import Stream
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.networks import ActorCritic, PolicyState
 
@@ -63,8 +63,7 @@ class ActionNoise:
     def draw(self, num_steps: int) -> torch.Tensor:
         """Return ``(num_steps, num_envs, num_noise)`` for the env's next steps: normals, or uniforms if discrete."""
         env, space = self._env, self._env.task.action_space
-        steps = [as_int32(env.num_steps + offset) for offset in range(num_steps)]
-        counters = torch.tensor(steps, dtype=torch.int32, device=env.device)
+        counters = self._stream.counters(env.num_steps, num_steps)
         if space.kind == "continuous":
             noise = self._stream.normal(counters, env.env_ids, space.size, env.dtype)
         else:

@@ -1,0 +1,402 @@
+"""The PPO update: beside a plain one, in chunks, on two ranks, and without asking the device for anything."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.core.types import FlatGradients
+from lockstep.distributed.torch_comm import SoloComm
+from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.config import TrainConfig
+from lockstep.learn.torch.normalizer import Moments, Normalizer
+from lockstep.learn.torch.ppo import RIDERS, Samples
+from lockstep.learn.torch.rollout import collect
+from lockstep.learn.torch.training import Metrics, Training
+from lockstep.session.make_env import build_env
+from tests.unit.learner_fixtures import (
+    Line,
+    Meeting,
+    ThreadComm,
+    differences,
+    make_training,
+    on_every_rank,
+    small_config,
+    toy_env,
+)
+
+KINDS = [
+    pytest.param(kind, recurrent, id=f"{kind}-{recurrent}")
+    for kind in ("continuous", "discrete")
+    for recurrent in ("none", "gru", "lstm")
+]
+
+
+def config_of(kind: str = "continuous", recurrent: str = "none", **agent: Any) -> TrainConfig:
+    """Short episodes, so that terminations, truncations and resets all come up; double precision."""
+    return small_config(
+        dtype="float64",
+        env={"action_kind": kind, "max_episode_steps": 9},
+        agent={"recurrent": recurrent, **agent},
+    )
+
+
+def collected(training: Training) -> Samples:
+    """One rollout, made ready for the update."""
+    noise = training.noise.draw(training.config.agent.num_steps_per_env)
+    collect(training.env, training.policy, training.memory, noise, training.rollout)
+    return training.learner.prepare(training.rollout, training.env.observations["critic"], training.memory)
+
+
+def assert_close(one: Training, other: Training, tolerance: float = 1e-12) -> None:
+    ours, theirs = one.policy.state_dict(), other.policy.state_dict()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(one.learner.learning_rate, other.learner.learning_rate, rtol=1e-12, atol=0)
+
+
+# --- the update ----------------------------------------------------------------------------------------------------
+
+
+def plain_update(training: Training, samples: Samples) -> dict[str, torch.Tensor]:
+    """One step on the whole batch with torch's own distributions, clipping and Adam."""
+    policy, config, batch = copy.deepcopy(training.policy), training.config.agent, samples.batch
+    optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate)
+    assert policy.log_std is not None
+    means = policy.actor.perceptron(batch.actor_observations)
+    normal = torch.distributions.Normal(means, policy.log_std.exp().expand_as(means))
+    values = policy.critic.perceptron(batch.critic_observations).squeeze(-1)
+    ratio = torch.exp(normal.log_prob(batch.actions).sum(-1) - batch.log_probs)
+    surrogate = torch.max(-ratio * batch.advantages, -ratio.clip(0.8, 1.2) * batch.advantages).mean()
+    error = torch.nn.functional.mse_loss(values, batch.targets)
+    loss = surrogate + config.value_loss_coef * error - config.entropy_coef * normal.entropy().sum(-1).mean()
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
+    optimizer.step()
+    return policy.state_dict()
+
+
+def test_one_step_beside_a_plain_one() -> None:
+    config = config_of(
+        num_learning_epochs=1,
+        num_mini_batches=1,
+        schedule="fixed",
+        learning_rate=0.01,
+        use_clipped_value_loss=False,
+        value_loss_coef=0.7,
+        entropy_coef=0.3,
+        max_grad_norm=0.5,
+    )
+    training = make_training(config)
+    samples = collected(training)
+    # Some ratios beyond the clip range, either way.
+    samples.batch.log_probs.add_(torch.linspace(-0.5, 0.5, samples.batch.log_probs.numel()).reshape(6, 8))
+    expected = plain_update(training, samples)
+    result = training.learner.update(samples, training.memory, 0)
+    assert result.gradient_norm > 0.5
+    for name, tensor in training.policy.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "recurrent"), KINDS)
+def test_before_the_first_step_the_policy_is_the_one_that_acted(kind: str, recurrent: str) -> None:
+    # So memories, episode ends and stored log probabilities belong together, in later iterations too.
+    training = make_training(config_of(kind, recurrent, num_learning_epochs=1, num_mini_batches=1))
+    for _ in range(4):
+        metrics = training.iterate()
+        assert metrics["kl"] == pytest.approx(0, abs=1e-12)
+        # With a ratio of 1 the surrogate is minus the mean of the standardised advantages.
+        assert metrics["loss/surrogate"] == pytest.approx(0, abs=1e-12)
+    assert metrics["num_episodes"]
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_the_size_of_chunks_does_not_change_the_update(recurrent: str) -> None:
+    trainings = [make_training(config_of("continuous", recurrent, chunk_size=size)) for size in (10000, 7, 1)]
+    for _ in range(3):
+        for training in trainings:
+            training.iterate()
+    assert_close(trainings[0], trainings[1])
+    assert_close(trainings[0], trainings[2])
+
+
+def test_the_fixed_schedule_keeps_the_rate_and_the_adaptive_one_steers_the_optimizers() -> None:
+    fixed = make_training(config_of(schedule="fixed", learning_rate=3e-3))
+    adaptive = make_training(config_of(schedule="adaptive", learning_rate=3e-3, desired_kl=1e-7))
+    for training in (fixed, adaptive):
+        training.iterate()
+        (group,) = training.learner.optimizer.param_groups
+        assert group["lr"] is training.learner.learning_rate
+    assert fixed.learner.learning_rate.item() == 3e-3
+    assert adaptive.learner.learning_rate.item() < 3e-3
+
+
+# --- the estimates -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
+def test_what_follows_a_step_is_valued_by_how_it_ended(recurrent: str) -> None:
+    agent = {"gamma": 0.5, "lam": 0.0, "normalize_advantages": False, "chunk_size": 5, "init_std": 2.0}
+    config = config_of("continuous", recurrent, **agent)
+    training = make_training(config, toy_env(Line(spread=1.0), 8, max_episode_steps=4, randomize=True))
+    policy, rollout = training.policy, training.rollout
+    for _ in range(2):
+        state = training.memory.critic
+        samples = collected(training)
+        last = training.env.observations["critic"]  # without a merge so far the normaliser is the identity
+        with torch.no_grad():
+            for step in range(6):
+                value, after = policy.critic.step(rollout.critic_observations[step], state)
+                torch.testing.assert_close(samples.batch.values[step], value.squeeze(-1), rtol=1e-10, atol=1e-10)
+                final, _ = policy.critic.step(rollout.final_critic_observations[step], after)
+                state = after * (~rollout.done[step]).unsqueeze(-1)
+                following = rollout.critic_observations[step + 1] if step < 5 else last
+                going_on, _ = policy.critic.step(following, state)
+                # With lambda 0 an advantage is the difference of one step.
+                ahead = samples.batch.advantages[step] + value.squeeze(-1) - rollout.rewards[step]
+                expected = 0.5 * torch.where(rollout.truncated[step].unsqueeze(1), final, going_on).squeeze(-1)
+                expected[rollout.terminated[step]] = 0.0
+                torch.testing.assert_close(ahead, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(samples.critic_state, state, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(samples.batch.targets, samples.batch.advantages + samples.batch.values)
+        training.memory = training.memory._replace(critic=samples.critic_state)
+        assert rollout.truncated.any()
+        assert rollout.terminated.any()
+
+
+def test_normalizers_take_up_each_rollout_once_and_are_frozen_until_then() -> None:
+    training = make_training(config_of())
+    normalizer = training.policy.actor_normalizer
+    assert isinstance(normalizer, Normalizer)
+    seen = []
+    for iteration in range(3):
+        before = {name: buffer.clone() for name, buffer in normalizer.state_dict().items()}
+        samples = collected_raw(training, seen)
+        training.learner.update(samples, training.memory, iteration)
+        assert differences(before, normalizer.state_dict()) == []
+        training.learner.merge_normalizers(samples)
+    pooled = torch.cat(seen)
+    assert normalizer.count.item() == 3 * 6 * 8 == pooled.shape[0]
+    torch.testing.assert_close(normalizer.mean, pooled.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(normalizer.m2 / 144, pooled.var(0, correction=0), rtol=1e-12, atol=1e-12)
+
+
+def collected_raw(training: Training, seen: list[torch.Tensor]) -> Samples:
+    noise = training.noise.draw(6)
+    collect(training.env, training.policy, training.memory, noise, training.rollout)
+    raw = training.rollout.actor_observations.clone()
+    seen.append(raw.flatten(0, 1))
+    samples = training.learner.prepare(training.rollout, training.env.observations["critic"], training.memory)
+    # What the update works on is the raw observations, normalised by what was merged before.
+    assert torch.equal(samples.batch.actor_observations, training.policy.actor_normalizer(raw))
+    return samples
+
+
+def test_advantages_are_standardised_over_the_rollout() -> None:
+    samples = collected(make_training(config_of()))
+    assert samples.batch.advantages.mean().item() == pytest.approx(0, abs=1e-12)
+    assert samples.batch.advantages.std(correction=0).item() == pytest.approx(1, abs=1e-6)
+
+
+# --- ranks ---------------------------------------------------------------------------------------------------------
+
+
+def rank_env(config: TrainConfig, first_env: int, num_envs: int) -> TorchEnv:
+    source = build_env(config, num_envs=num_envs)
+    return TorchEnv(
+        source.task,
+        source.engine,
+        config.env,
+        seed=config.seed,
+        device=source.device,
+        dtype=source.dtype,
+        first_env_id=first_env,
+        noise_block=config.agent.num_steps_per_env,
+    )
+
+
+def untimed(metrics: Metrics) -> dict[str, float]:
+    """What doesn't depend on how fast a rank is; -1 stands for the mean over no episodes."""
+    kept = {name: value for name, value in metrics.items() if not name.startswith(("time/", "steps_per_s"))}
+    return {name: -1.0 if value is None else value for name, value in kept.items()}
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (6, 2), (2, 4, 2)])
+@pytest.mark.parametrize(("kind", "recurrent"), [("continuous", "none"), ("discrete", "none"), ("continuous", "gru")])
+def test_ranks_together_learn_what_one_process_does(kind: str, recurrent: str, sizes: tuple[int, ...]) -> None:
+    config = config_of(kind, recurrent)
+    alone = make_training(config)
+    meeting = Meeting(len(sizes))
+    starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+    ranks = [
+        make_training(config, rank_env(config, start, size), ThreadComm(rank, meeting))
+        for rank, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
+    for _ in range(4):
+        expected = alone.iterate()
+        for metrics in on_every_rank(meeting, lambda rank: ranks[rank].iterate()):
+            assert untimed(metrics) == pytest.approx(untimed(expected), rel=1e-9, abs=1e-12)
+    for training in ranks:
+        assert_close(alone, training)
+        # Among the ranks there is no rounding either.
+        assert differences(ranks[0].policy.state_dict(), training.policy.state_dict()) == []
+    assert alone.policy.actor_normalizer.count.item() == 4 * 6 * 8 == ranks[1].policy.actor_normalizer.count.item()
+
+
+class CountingComm(SoloComm):
+    """Counts its collectives."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def mean_gradients_(self, gradients: FlatGradients) -> None:
+        self.calls["mean_gradients_"] += 1
+        super().mean_gradients_(gradients)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.calls["gather"] += 1
+        return super().gather(tensor)
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.calls["sum_"] += 1
+        return super().sum_(tensor)
+
+
+def test_one_collective_per_minibatch_and_two_per_iteration() -> None:
+    comm = CountingComm()
+    training = make_training(config_of(num_learning_epochs=3, num_mini_batches=4, chunk_size=2), comm=comm)
+    training.iterate()
+    assert comm.calls == {"mean_gradients_": 12, "gather": 2}
+
+
+# --- the host and the device ---------------------------------------------------------------------------------------
+
+WAITS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "masked_select", "equal", "_unique2", "unique_dim")
+"""Operations of torch that make the host wait for the device."""
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would make the host wait for a device, were the tensors on one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in WAITS:
+            self.calls[name] += 1
+        # An index of booleans is turned into positions, whose number the host must know.
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        ):
+            self.calls[f"{name} by booleans"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+TO_HOST = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__")
+TO_DEVICE = ("tensor", "as_tensor", "asarray", "from_numpy")
+
+
+class Transfers(TorchFunctionMode):
+    """Counts calls that bring values to the host, or from the host to a device (a copy that waits as well)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_host: Counter[str] = Counter()
+        self.to_device: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in TO_HOST:
+            self.to_host[name] += 1
+        if name in TO_DEVICE and not isinstance(args[0], torch.Tensor):
+            self.to_device[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def phases(training: Training) -> dict[str, Callable[[], Any]]:
+    """The parts of an iteration, to be called in order; the same ones that ``iterate`` calls."""
+    made: dict[str, Any] = {}
+    learner, memory = training.learner, training.memory
+
+    def prepare() -> None:
+        made["samples"] = learner.prepare(training.rollout, training.env.observations["critic"], memory)
+
+    return {
+        "draw": lambda: made.update(noise=training.noise.draw(training.config.agent.num_steps_per_env)),
+        "collect": lambda: collect(training.env, training.policy, memory, made["noise"], training.rollout),
+        "prepare": prepare,
+        "update": lambda: learner.update(made["samples"], memory, training.iteration),
+        "merge": lambda: learner.merge_normalizers(made["samples"]),
+    }
+
+
+def test_the_counters_do_count() -> None:
+    values = torch.tensor([1.0, 2.0])
+    with Waits() as waits, Transfers() as transfers:
+        assert values[0] > 0
+        values[values > 1].tolist()
+        float(values[1])
+        torch.tensor([1.0])
+    assert waits.calls == {"_local_scalar_dense": 2, "index by booleans": 1}
+    assert transfers.to_host == {"__bool__": 1, "tolist": 1, "__float__": 1}
+    assert transfers.to_device == {"tensor": 1}
+
+
+@pytest.mark.parametrize(("kind", "recurrent"), KINDS)
+def test_the_host_waits_once_per_iteration(kind: str, recurrent: str) -> None:
+    training = make_training(config_of(kind, recurrent))
+    training.iterate()
+    waited = {}
+    for name, phase in phases(training).items():
+        with Waits() as waits, Transfers() as transfers:
+            phase()
+        waited[name] = dict(waits.calls + transfers.to_host)
+    # The positions of truncated steps are the one thing the host has to know before it goes on.
+    assert waited == {"draw": {}, "collect": {}, "prepare": {"nonzero": 1}, "update": {}, "merge": {}}
+
+
+@pytest.mark.parametrize(("kind", "recurrent"), KINDS)
+def test_nothing_is_copied_from_the_host_once_training_goes_on(kind: str, recurrent: str) -> None:
+    # Such a copy waits for all work that the device was given before it.
+    training = make_training(config_of(kind, recurrent))
+    training.iterate()
+    copied = {}
+    for name, phase in phases(training).items():
+        with Transfers() as transfers:
+            phase()
+        copied[name] = dict(transfers.to_device)
+    assert copied == {"draw": {}, "collect": {}, "prepare": {}, "update": {}, "merge": {}}
+
+
+# --- what an iteration reports -------------------------------------------------------------------------------------
+
+
+def test_metrics() -> None:
+    training = make_training(config_of())
+    for iteration in (1, 2, 3):
+        metrics = training.iterate()
+        assert metrics["iteration"] == iteration == training.iteration
+        assert metrics["env_steps"] == iteration * 6 * 8 == training.env_steps
+    assert all(value is None or type(value) in (int, float) for value in metrics.values())
+    expected = {"iteration", "env_steps", "steps_per_s", "mean_return", "mean_episode_length", "num_episodes"}
+    expected |= {"reward/alive", "kl", "learning_rate", "gradient_norm", "num_diverged"}
+    expected |= {f"loss/{name}" for name in RIDERS if name != "kl"}
+    expected |= {f"time/{part}_{kind}" for part in ("rollout", "update", "wait") for kind in ("mean", "min", "max")}
+    assert metrics.keys() == expected
+    assert metrics["num_diverged"] == 0
+
+
+def test_moments_over_ranks_are_those_of_the_raw_observations() -> None:
+    training = make_training(config_of())
+    training.iterate()
+    seen: list[torch.Tensor] = []
+    samples = collected_raw(training, seen)
+    assert torch.equal(samples.actor_moments.pack(), Moments.of(torch.cat(seen)).pack())
