@@ -64,7 +64,8 @@ def as_text(rows: list[list[str]]) -> str:
 
 def as_markdown(rows: list[list[str]], facts: dict[str, str]) -> str:
     head, *body = rows
-    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    lines = ["# Training throughput on one core", "", "A cell reads: median over rounds (lowest .. highest).", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
     lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     lines += ["| " + " | ".join(row) + " |" for row in body]
     return "\n".join(lines) + "\n"

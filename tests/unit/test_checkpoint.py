@@ -15,7 +15,14 @@ from lockstep.core.errors import UsageError
 from lockstep.learn.torch.checkpoint import load, load_strictly
 from tests.unit.learner_fixtures import differences, make_training, small_config
 
-MENDS = ("use an older one", "name a file", "has model_<iteration>.pt", "this version reads", "not torch", "not a lockstep")
+MENDS = (
+    "use an older one",
+    "name a file",
+    "has model_<iteration>.pt",
+    "this version reads",
+    "not torch",
+    "not a lockstep",
+)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +111,11 @@ def test_a_flipped_bit_is_found_or_does_no_harm(path: Path, whole: bytes, conten
         directory, entries = archive.start_dir, archive.infolist()
     # The names, sizes and sums of the archive's directory and of one entry, and a sample of everything.
     pickled = next(entry for entry in entries if entry.filename.endswith("data.pkl"))
-    positions = [*range(directory, directory + 110), *range(pickled.header_offset, pickled.header_offset + 60)]
-    positions += range(len(whole) - 100, len(whole))
+    positions = [*range(directory, directory + 47), *range(pickled.header_offset, pickled.header_offset + 31)]
+    positions += range(len(whole) - 22, len(whole))
     chosen = [(position, bit) for position in positions for bit in range(8)]
     generator = random.Random(0)
-    chosen += [(generator.randrange(directory), generator.randrange(8)) for _ in range(300)]
+    chosen += [(generator.randrange(directory), generator.randrange(8)) for _ in range(200)]
     counts = {"refused": 0, "equal": 0, "different": 0}
     for position, bit in chosen:
         damaged = bytearray(whole)
@@ -116,7 +123,7 @@ def test_a_flipped_bit_is_found_or_does_no_harm(path: Path, whole: bytes, conten
         path.write_bytes(damaged)
         counts[outcome(path, content)] += 1
     assert counts["different"] == 0
-    assert counts["refused"] > 500
+    assert counts["refused"] > 250
 
 
 def test_a_changed_compression_method_is_refused(path: Path, whole: bytes, content: dict[str, Any]) -> None:
@@ -204,8 +211,8 @@ def test_another_archive(path: Path) -> None:
 
 
 def test_a_compiled_module(path: Path) -> None:
-    buffer = torch.jit.script(nn.Linear(2, 2))  # type: ignore[no-untyped-call]
-    torch.jit.save(buffer, path)  # type: ignore[no-untyped-call]
+    buffer = torch.jit.script(nn.Linear(2, 2))
+    torch.jit.save(buffer, path)
     refused(path)
 
 

@@ -138,7 +138,7 @@ def test_good_minibatches_count_and_nothing_is_changed_from_the_bad_one_on(bad: 
         return gradient + bad if num_calls > 2 else gradient
 
     parameter.register_hook(spoil)
-    with pytest.raises(NonFiniteError, match="gradient of actor.perceptron.0.bias in minibatch 0"):
+    with pytest.raises(NonFiniteError, match=r"gradient of actor\.perceptron\.0\.bias in minibatch 0"):
         training.iterate()
     # 2 epochs of 2 minibatches, then the search for the cause. The third was the first bad one.
     assert differences(comm.met[0], comm.met[1]) != []

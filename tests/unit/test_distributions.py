@@ -116,5 +116,5 @@ def test_leading_axes_are_free() -> None:
         assert normal.sample(torch.zeros((*leading, 4))).shape == (*leading, 4)
         assert choice.sample(torch.zeros((*leading, 1))).shape == leading
         for distribution, action in ((normal, torch.zeros((*leading, 4))), (choice, torch.zeros(leading).long())):
-            assert distribution.log_prob(action).shape == leading  # type: ignore[attr-defined]
-            assert distribution.entropy().shape == leading  # type: ignore[attr-defined]
+            assert distribution.log_prob(action).shape == leading
+            assert distribution.entropy().shape == leading

@@ -18,10 +18,13 @@ def advantages(
     lam: float = 0.5,
 ) -> list[float]:
     """One env: a column of each."""
-    floats = [torch.tensor(column, dtype=torch.float64).unsqueeze(1) for column in (rewards, values, next_values)]
-    flags = [torch.tensor(column).unsqueeze(1) for column in (terminated, done)]
-    estimate: list[float] = generalised_advantages(*floats, *flags, gamma, lam).squeeze(1).tolist()
-    return estimate
+
+    def column(numbers: list[float]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)
+
+    ends = (torch.tensor(terminated).unsqueeze(1), torch.tensor(done).unsqueeze(1))
+    estimate = generalised_advantages(column(rewards), column(values), column(next_values), *ends, gamma, lam)
+    return [float(number) for number in estimate.squeeze(1)]
 
 
 def test_an_episode_that_goes_on() -> None:
@@ -78,8 +81,8 @@ def test_nothing_leaks_from_one_episode_into_the_one_before(kind: str) -> None:
 def test_envs_do_not_mix() -> None:
     one = ([1.0, 2.0, 3.0], [4.0, 8.0, 12.0], [8.0, 12.0, 16.0])
     two = ([0.0, 0.0, 8.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
-    both = [torch.tensor(columns).T.contiguous() for columns in zip(one, two, strict=True)]
+    rewards, values, next_values = (torch.tensor(pair).T.contiguous() for pair in zip(one, two, strict=True))
     never = torch.zeros((3, 2), dtype=torch.bool)
-    estimate = generalised_advantages(*both, never, never, 0.5, 0.5)
+    estimate = generalised_advantages(rewards, values, next_values, never, never, 0.5, 0.5)
     assert estimate.dtype == torch.float32
     assert estimate.T.tolist() == [[0.9375, -0.25, -1.0], [0.5, 2.0, 8.0]]

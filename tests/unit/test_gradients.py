@@ -35,7 +35,7 @@ def are_views(buffer: GradientBuffer) -> bool:
 def test_means_by_hand() -> None:
     buffer, (parameter,) = buffer_over(2)
     for factor, num_samples in ((1.0, 3), (2.0, 1)):
-        (parameter * torch.tensor([factor, -factor], dtype=torch.float64)).sum().backward()  # type: ignore[no-untyped-call]
+        (parameter * torch.tensor([factor, -factor], dtype=torch.float64)).sum().backward()
         buffer.ride_(scalars(10.0 * factor, 2.0), num_samples)
     SoloComm().mean_gradients_(buffer)
     # Sums (3, -3), 30 and 4 over 4 samples.
@@ -54,7 +54,7 @@ def test_gradients_are_views_and_an_unused_parameter_has_zeros() -> None:
     buffer, (used, unused) = buffer_over(3, 2)
     buffer.flat.fill_(9.0)
     buffer.zero_()
-    used.sum().backward()  # type: ignore[no-untyped-call]
+    used.sum().backward()
     assert are_views(buffer)
     assert used.grad is not None
     assert unused.grad is not None
@@ -100,7 +100,7 @@ def test_ranks_count_by_their_samples() -> None:
 
     def work(rank: int) -> GradientBuffer:
         buffer, (parameter,) = buffer_over(1, world_size=2)
-        (parameter * (8.0, 0.0)[rank]).sum().backward()  # type: ignore[no-untyped-call]
+        (parameter * (8.0, 0.0)[rank]).sum().backward()
         buffer.ride_(scalars((4.0, 0.0)[rank], 1.0), (1, 3)[rank])
         ThreadComm(rank, meeting).mean_gradients_(buffer)
         return buffer
@@ -142,11 +142,11 @@ def test_clipping_by_hand() -> None:
 
 
 def test_clipping_comes_after_the_mean() -> None:
-    # Gradients (30, 3) and (-30, 3) of one sample each: their mean (0, 3) is within the bound of 4, though each alone is
-    # far beyond it, and so is the sum (0, 6).
+    # Gradients (30, 3) and (-30, 3) of one sample each: their mean (0, 3) is within the bound of 4, though each alone
+    # is far beyond it, and so is the sum (0, 6).
     buffer, (parameter,) = buffer_over(2)
     for direction in (1.0, -1.0):
-        (parameter * torch.tensor([30.0 * direction, 3.0])).sum().backward()  # type: ignore[no-untyped-call]
+        (parameter * torch.tensor([30.0 * direction, 3.0])).sum().backward()
         buffer.ride_(scalars(0.0, 0.0), 1)
     SoloComm().mean_gradients_(buffer)
     assert buffer.clip_(4.0).item() == 3.0

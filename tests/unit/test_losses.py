@@ -72,8 +72,8 @@ def test_plain_value_loss_is_the_squared_error() -> None:
         (9e-4, 0.01, 9e-4),
         (9e-4, 0.005, 9e-4),  # exactly half is not below
         (6e-4, 0.0049, 9e-4),
-        (9e-4, 0.0, 9e-4),  # the first minibatch of an update: the policy is still the old one
-        (9e-4, -1e-9, 9e-4),  # a rounding below zero
+        (6e-4, 0.0, 9e-4),  # the first minibatch of an update: the policy is still the old one
+        (6e-4, -1e-9, 9e-4),  # the same with a rounding below zero, which must make no difference
         (9e-4, math.nan, 9e-4),
         (1.2e-5, 1.0, 1e-5),
         (9e-3, 0.001, 1e-2),

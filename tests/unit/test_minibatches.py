@@ -1,7 +1,7 @@
 """Dealing samples: each exactly once per epoch, blockwise, and the same whatever the number of ranks."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from lockstep.learn.torch.networks import PolicyState
 NUM_STEPS = 5
 
 
-def dealer(first_env: int, num_envs: int, num_mini_batches: int, recurrent: bool = False, chunk_size: int = 7) -> Dealer:
+def dealer(
+    first_env: int, num_envs: int, num_mini_batches: int, recurrent: bool = False, chunk_size: int = 7
+) -> Dealer:
     ids = torch.arange(first_env, first_env + num_envs, dtype=torch.int32)
     return Dealer(1, ids, num_mini_batches, recurrent, chunk_size)
 
@@ -46,7 +48,7 @@ def test_every_sample_comes_up_once_per_epoch(num_mini_batches: int, recurrent: 
     minibatches = [names(minibatch) for minibatch in deal(0, 8, num_mini_batches, recurrent, epoch=3)]
     assert [len(minibatch) for minibatch in minibatches] == [NUM_STEPS * 8 // num_mini_batches] * num_mini_batches
     everything = [1000 * step + env for step in range(NUM_STEPS) for env in range(8)]
-    assert sorted(sum(minibatches, [])) == everything
+    assert sorted(chain.from_iterable(minibatches)) == everything
 
 
 def test_every_block_sends_one_sample_per_step_to_each_minibatch() -> None:
@@ -60,14 +62,18 @@ def test_every_block_sends_one_whole_sequence_to_each_minibatch_if_recurrent() -
         assert minibatch.batch.advantages.shape == (NUM_STEPS, 3)
         envs = minibatch.batch.advantages[0].long()
         assert (envs // 4).tolist() == [0, 1, 2]
-        assert minibatch.batch.advantages.long().tolist() == [(envs + 1000 * step).tolist() for step in range(NUM_STEPS)]
+        assert minibatch.batch.advantages.long().tolist() == [
+            (envs + 1000 * step).tolist() for step in range(NUM_STEPS)
+        ]
         # Each sequence starts from the memory of its own env.
         assert torch.equal(minibatch.start.actor[0, :, 0], envs)
         assert torch.equal(minibatch.start.critic[0, :, 0], envs)
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-@pytest.mark.parametrize(("num_mini_batches", "sizes"), [(4, (4, 4)), (4, (4, 12)), (2, (6, 2)), (1, (3, 5)), (2, (2,) * 4)])
+@pytest.mark.parametrize(
+    ("num_mini_batches", "sizes"), [(4, (4, 4)), (4, (4, 12)), (2, (6, 2)), (1, (3, 5)), (2, (2,) * 4)]
+)
 def test_ranks_together_deal_as_one_process_does(
     num_mini_batches: int, sizes: tuple[int, ...], recurrent: bool
 ) -> None:
@@ -78,7 +84,7 @@ def test_ranks_together_deal_as_one_process_does(
             deal(start, size, num_mini_batches, recurrent, epoch) for start, size in zip(starts, sizes, strict=True)
         ]
         for index, whole in enumerate(alone):
-            union = sum((names(minibatches[index]) for minibatches in ranks), [])
+            union = list(chain.from_iterable(names(minibatches[index]) for minibatches in ranks))
             assert sorted(union) == sorted(names(whole))
             assert len(set(union)) == len(union)
 
@@ -115,7 +121,7 @@ def test_no_env_prefers_a_minibatch() -> None:
 
 def test_epoch_numbers_beyond_32_bits_are_dealt_too() -> None:
     late = [names(minibatch) for minibatch in deal(0, 8, 4, recurrent=False, epoch=2**31 - 2)]
-    assert len(set(sum(late, []))) == NUM_STEPS * 8
+    assert len(set(chain.from_iterable(late))) == NUM_STEPS * 8
 
 
 def test_envs_that_cannot_be_dealt_evenly_are_refused() -> None:
@@ -130,7 +136,7 @@ def test_chunks_are_views_that_cover_the_minibatch(chunk_size: int) -> None:
     (minibatch, _) = one.deal(batch, state, 0)
     chunks = list(one.chunks(minibatch))
     assert [len(names(chunk)) <= chunk_size for chunk in chunks] == [True] * len(chunks)
-    assert sum((names(chunk) for chunk in chunks), []) == names(minibatch)
+    assert list(chain.from_iterable(names(chunk) for chunk in chunks)) == names(minibatch)
     storage = minibatch.batch.advantages.untyped_storage().data_ptr()
     assert all(chunk.batch.advantages.untyped_storage().data_ptr() == storage for chunk in chunks)
 
@@ -142,7 +148,7 @@ def test_recurrent_chunks_are_whole_sequences(chunk_size: int, sequences: list[i
     (minibatch, _) = one.deal(batch, state, 0)
     chunks = list(one.chunks(minibatch))
     assert [chunk.batch.advantages.shape for chunk in chunks] == [(NUM_STEPS, number) for number in sequences]
-    assert sorted(sum((names(chunk) for chunk in chunks), [])) == sorted(names(minibatch))
+    assert sorted(chain.from_iterable(names(chunk) for chunk in chunks)) == sorted(names(minibatch))
     for chunk in chunks:
         assert torch.equal(chunk.start.actor[0, :, 0].float(), chunk.batch.advantages[0])
         assert torch.equal(chunk.start.critic[0, :, 0].float(), chunk.batch.advantages[0])

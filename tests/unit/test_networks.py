@@ -20,7 +20,11 @@ CONTINUOUS, DISCRETE = ActionSpace("continuous", 3), ActionSpace("discrete", 4)
 def actor_critic(space: ActionSpace = CONTINUOUS, recurrent: str = "none") -> ActorCritic:
     torch.manual_seed(0)
     config = PpoConfig(
-        actor_hidden_dims=(7,), critic_hidden_dims=(6, 5), recurrent=recurrent, recurrent_hidden_dim=4, init_std=0.5  # type: ignore[arg-type]
+        actor_hidden_dims=(7,),
+        critic_hidden_dims=(6, 5),
+        recurrent=recurrent,
+        recurrent_hidden_dim=4,
+        init_std=0.5,
     )
     return ActorCritic(config, {"actor": 2, "critic": 9}, space)
 

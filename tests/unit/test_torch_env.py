@@ -218,9 +218,7 @@ def play(env: TorchEnv, num_steps: int, first_env: int = 0, first_step: int = 0)
 @pytest.mark.parametrize("noise_block", [2, 5, 24, 1000])
 def test_how_much_noise_is_drawn_at_once_makes_no_difference(noise_block: int) -> None:
     one_by_one = play(toy_env(Line(spread=1.0), 8, max_episode_steps=6, randomize=True), 30)
-    in_blocks = play(
-        toy_env(Line(spread=1.0), 8, max_episode_steps=6, randomize=True, noise_block=noise_block), 30
-    )
+    in_blocks = play(toy_env(Line(spread=1.0), 8, max_episode_steps=6, randomize=True, noise_block=noise_block), 30)
     assert differences(one_by_one, in_blocks) == []
     assert sum(int(transition.done.sum()) for transition in one_by_one) > 20
 

@@ -39,7 +39,7 @@ def cartpole_swingup() -> TrainConfig:
         num_envs=512,
         max_iterations=300,
         env=CartpoleSwingupConfig(),
-        agent=PpoConfig(num_steps_per_env=32, entropy_coef=0.003),
+        agent=PpoConfig(num_steps_per_env=32),
         evaluation=EvaluationConfig(interval=50, num_episodes=64),
         checkpoints=CheckpointConfig(interval=50),
     )

@@ -18,6 +18,7 @@ from lockstep.core.metrics import require_logger
 from lockstep.core.progress import Progress
 from lockstep.core.run_directory import RunDirectory, checkpoints_of
 from lockstep.distributed.topology import Topology, from_environment, require_one_process
+from lockstep.recipes.catalog import check_offered
 from lockstep.session.make_env import build_env
 from lockstep.session.observer import RunObserver
 
@@ -81,6 +82,7 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
 def _check(config: TrainConfig, checkpoint: Path | None, resume: Path | None) -> Topology:
     if checkpoint is not None and resume is not None:
         raise UsageError("checkpoint and resume exclude each other: one starts a new run, the other continues one")
+    check_offered(config)
     topology = from_environment()
     require_one_process(topology)
     require_logger(config.logger)

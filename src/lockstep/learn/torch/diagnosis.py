@@ -10,9 +10,10 @@ from lockstep.learn.torch.rollout import Rollout
 
 
 def first_nonfinite(learner: Ppo, rollout: Rollout, samples: Samples, state: PolicyState, iteration: int) -> str:
-    """Name the earliest cause, in the order in which data flows: rollout, estimates, parameters, gradients.
+    """Name the earliest cause on this rank, as data flows: parameters, rollout, estimates, gradients.
 
     The update skipped every step from the first bad minibatch on, so the parameters still are those it was met with.
+    No other rank takes part: the search is over as soon as something is found, which may be nothing here.
     """
     for name, tensor in _in_order_of_flow(learner, rollout, samples):
         bad = (~torch.isfinite(tensor)).nonzero()
@@ -26,13 +27,13 @@ def first_nonfinite(learner: Ppo, rollout: Rollout, samples: Samples, state: Pol
                 return f"gradient of {name} in minibatch {number}"
         if not torch.isfinite(learner.gradients.means).all():
             return f"loss of minibatch {number}"
-    return "a sum over gradients that overflowed"
+    return "a sum over all gradients, which overflowed"
 
 
 def _in_order_of_flow(learner: Ppo, rollout: Rollout, samples: Samples) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in learner.gradients.parameters.items():
+        yield f"parameter {name}", parameter.detach()
     for name in ("actor_observations", "critic_observations", "actions", "log_probs", "rewards"):
         yield name, getattr(rollout, name)
     for name in ("values", "advantages", "targets"):
         yield name, getattr(samples.batch, name)
-    for name, parameter in learner.gradients.parameters.items():
-        yield f"parameter {name}", parameter.detach()

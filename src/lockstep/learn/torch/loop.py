@@ -7,7 +7,8 @@ from typing import Any, Literal, Protocol
 from lockstep.core.errors import RunError
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.evaluation import evaluate, summarise
-from lockstep.learn.torch.training import Metrics, NonFiniteError, Training
+from lockstep.learn.torch.reporting import Metrics
+from lockstep.learn.torch.training import NonFiniteError, Training
 
 Status = Literal["finished", "interrupted", "preempted"]
 
@@ -64,7 +65,8 @@ def _iterate(training: Training, observer: Observer) -> Metrics:
         rollout = {name: tensor.clone() for name, tensor in training.rollout._asdict().items()}
         content = training.state_dict() | {"rollout": rollout}
         path = observer.save_failure(training.iteration, content)
+        where = f"the state is in {path}" if path else "the state could not be saved"
         raise RunError(
-            f"not finite in iteration {training.iteration + 1}: {error}; the state is in {path}; "
+            f"not finite in iteration {training.iteration + 1}: {error}; {where}; "
             "a smaller agent.learning_rate or bounds on rewards and observations may help"
         ) from None

@@ -31,12 +31,13 @@ def adapt_learning_rate_(
 ) -> None:
     """Steer a scalar tensor by the KL divergence, in place and without asking the device for its value.
 
-    Above twice the desired divergence it is divided by 1.5, below half of it (and above zero) multiplied by 1.5
-    (Schulman et al. 2017, section 4, as the locomotion field applies it to the learning rate).
+    Above twice the desired divergence it is divided by 1.5, below half of it multiplied by 1.5 (Schulman et al. 2017,
+    section 4, as the locomotion field applies it to the learning rate). A divergence that is zero but for rounding, as
+    the first of every update is, counts as small: whether it came out above zero must decide nothing.
     """
     factor = torch.ones_like(learning_rate)
     factor = torch.where(kl > 2.0 * desired_kl, 1.0 / 1.5, factor)
-    factor = torch.where((kl < 0.5 * desired_kl) & (kl > 0.0), 1.5, factor)
+    factor = torch.where(kl < 0.5 * desired_kl, 1.5, factor)
     # Within the bounds already: a rate outside them that nothing asks to change stays (the user chose it).
     steered = (learning_rate * factor).clamp(lowest, highest)
     learning_rate.copy_(torch.where(factor == 1.0, learning_rate, steered))

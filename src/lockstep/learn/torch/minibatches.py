@@ -83,18 +83,19 @@ class Dealer:
 
     def sample_indices(self, epoch: int, num_steps: int) -> torch.Tensor:
         """Return ``(num_mini_batches, num_steps * num_blocks)`` indices into a flattened ``(num_steps, num_envs)``."""
-        envs = self._deal(epoch * num_steps, num_steps)
+        envs = self._deal(epoch, num_steps)
         step_offset = torch.arange(num_steps, device=envs.device).reshape(-1, 1, 1) * self._env_ids.shape[0]
-        return (envs + step_offset).permute(2, 0, 1).reshape(self._num_mini_batches, -1)
+        # Each minibatch's row is read once per tensor of the batch, so it had better be small and in one piece.
+        indices = (envs + step_offset).to(torch.int32).permute(2, 0, 1)
+        return indices.reshape(self._num_mini_batches, -1).contiguous()
 
     def sequence_indices(self, epoch: int) -> torch.Tensor:
         """Return ``(num_mini_batches, num_blocks)`` env indices."""
         return self._deal(epoch, 1)[0].T.contiguous()
 
-    def _deal(self, first_counter: int, num_counters: int) -> torch.Tensor:
-        """Return ``(num_counters, num_blocks, num_mini_batches)``: which env each block sends to each minibatch."""
-        device = self._env_ids.device
-        bits = self._stream.bits(self._stream.counters(first_counter, num_counters), self._env_ids, 1)[0]
-        blocks = bits.reshape(num_counters, -1, self._num_mini_batches)
-        first_env = torch.arange(blocks.shape[1], device=device).unsqueeze(1) * self._num_mini_batches
+    def _deal(self, epoch: int, num_deals: int) -> torch.Tensor:
+        """Return ``(num_deals, num_blocks, num_mini_batches)``: which env each block sends to each minibatch."""
+        bits = self._stream.bits(self._stream.counters(epoch, 1), self._env_ids, num_deals)
+        blocks = bits.reshape(num_deals, -1, self._num_mini_batches)
+        first_env = torch.arange(blocks.shape[1], device=blocks.device).unsqueeze(1) * self._num_mini_batches
         return cast(torch.Tensor, blocks.argsort(dim=-1, stable=True) + first_env)

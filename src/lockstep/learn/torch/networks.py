@@ -1,5 +1,7 @@
 """The policy: actor and critic, each a normaliser, an optional memory and a multilayer perceptron."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -10,7 +12,13 @@ from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.distributions import Categorical, Distribution, Gaussian
 from lockstep.learn.torch.normalizer import Identity, Normalizer
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    # In place: no second buffer, and the gradient is made from the result instead of another exponential.
+    "elu": partial(nn.ELU, inplace=True),
+    "relu": partial(nn.ReLU, inplace=True),
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+}
 
 
 class Memory(nn.Module):

@@ -38,6 +38,7 @@ class UpdateResult(NamedTuple):
 
     means: torch.Tensor  # (num_riders,) over all minibatches, in the order of RIDERS
     gradient_norm: torch.Tensor  # () mean over minibatches, before clipping
+    learning_rate: torch.Tensor  # () after the last minibatch
     nonfinite: torch.Tensor  # (world_size,) 1 where a rank's sums were not finite; nothing was changed from then on
 
 
@@ -122,11 +123,12 @@ class Ppo:
         flags = torch.zeros_like(self.gradients.flags)
         for minibatch in self.minibatches(samples, state, iteration):
             self.accumulate(minibatch)
+            self.comm.mean_gradients_(self.gradients)
             flags = torch.maximum(flags, self.gradients.flags)
             norm += self._step(skip=flags.amax())
             means += self.gradients.means
         count = self.config.num_learning_epochs * self.config.num_mini_batches
-        return UpdateResult(means / count, norm / count, flags)
+        return UpdateResult(means / count, norm / count, self.learning_rate.clone(), flags)
 
     def merge_normalizers(self, samples: Samples) -> None:
         """Let the normalisers take up the rollout's observations; they were frozen since the last time."""
@@ -140,13 +142,12 @@ class Ppo:
             yield from self.dealer.deal(samples.batch, state, epoch)
 
     def accumulate(self, minibatch: Sequences) -> None:
-        """Fill the gradient buffer with means over the minibatch's samples on all ranks."""
+        """Fill the gradient buffer with sums over this rank's samples of a minibatch."""
         self.gradients.zero_()
         for chunk in self.dealer.chunks(minibatch):
             loss, riders = self._loss(chunk)
             loss.backward()
             self.gradients.ride_(riders, chunk.batch.advantages.numel())
-        self.comm.mean_gradients_(self.gradients)
 
     def _loss(self, chunk: Sequences) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Return the loss and the riders, all summed over the chunk's samples."""
@@ -169,7 +170,8 @@ class Ppo:
         config = self.config
         self._skip.copy_(skip)
         if config.schedule == "adaptive":
-            kl = self.gradients.means[RIDERS.index("kl")]
+            # Without a number to go by the rate stays as it is, like everything else in a step that is skipped.
+            kl = self.gradients.means[RIDERS.index("kl")].masked_fill(skip > 0, torch.nan)
             adapt_learning_rate_(
                 self.learning_rate, kl, config.desired_kl, config.min_learning_rate, config.max_learning_rate
             )

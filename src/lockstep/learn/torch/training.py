@@ -9,18 +9,15 @@ import torch
 from lockstep.core.errors import UsageError
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm
-from lockstep.envs.episodes import summarise
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.diagnosis import first_nonfinite
 from lockstep.learn.torch.minibatches import Dealer
 from lockstep.learn.torch.networks import ActorCritic
-from lockstep.learn.torch.ppo import RIDERS, Ppo, UpdateResult
+from lockstep.learn.torch.ppo import Ppo
+from lockstep.learn.torch.reporting import Metrics, iteration_metrics
 from lockstep.learn.torch.rollout import ActionNoise, allocate, collect
-
-Metrics = dict[str, float | int | None]
-NUM_TIMES = 3  # rollout, update and wait, at the end of each rank's numbers
 
 
 class NonFiniteError(Exception):
@@ -75,40 +72,18 @@ class Training:
         samples = self.learner.prepare(self.rollout, self.env.observations["critic"], start)
         result = self.learner.update(samples, start, self.iteration)
         self._wait_for_device()
-        times = [collected - began, time.perf_counter() - collected, 0.0]
-        metrics = self._metrics(result, times)
-        if metrics.pop("nonfinite"):
+        times_s = (collected - began, time.perf_counter() - collected, 0.0)
+        num_steps = self.rollout.rewards.numel()
+        metrics, bad_ranks = iteration_metrics(self.env, num_steps, times_s, result, self.comm)
+        if self.comm.rank in bad_ranks:
             raise NonFiniteError(first_nonfinite(self.learner, self.rollout, samples, start, self.iteration))
+        if bad_ranks:
+            raise NonFiniteError(f"a tensor on rank {bad_ranks[0]}")
         self.learner.merge_normalizers(samples)
         self.memory = after._replace(critic=samples.critic_state)
         self.iteration += 1
+        self.env_steps += int(metrics.pop("num_steps") or 0)
         return {"iteration": self.iteration, "env_steps": self.env_steps} | metrics
-
-    def _metrics(self, result: UpdateResult, times: list[float]) -> Metrics:
-        """Reduce this iteration's numbers over ranks and bring them to the host, once."""
-        env = self.env
-        num_steps = self.config.agent.num_steps_per_env * env.num_envs
-        counts = torch.tensor([num_steps, *times], dtype=torch.float64, device=env.device)
-        own = [env.episodes.take(), env.num_diverged.double().reshape(1), counts]
-        env.num_diverged.zero_()
-        by_rank = self.comm.gather(torch.cat(own))  # (world_size, num_numbers)
-        learned = torch.cat((result.means, result.gradient_norm.reshape(1), result.nonfinite.amax().reshape(1)))
-        rate = self.learner.learning_rate.reshape(1)
-        host = torch.cat((by_rank.flatten(), learned.double(), rate.double())).tolist()
-        table = [host[rank * by_rank.shape[1] : (rank + 1) * by_rank.shape[1]] for rank in range(by_rank.shape[0])]
-        *sums, num_diverged, all_steps = [sum(column) for column in zip(*table, strict=True)][:-NUM_TIMES]
-        times_by_rank = [row[-NUM_TIMES:] for row in table]
-        self.env_steps += int(all_steps)
-        *means, gradient_norm, nonfinite, learning_rate = host[by_rank.numel() :]
-        losses = dict(zip(RIDERS, means, strict=True))
-        metrics: Metrics = {"steps_per_s": all_steps / max(sum(row) for row in times_by_rank)}
-        metrics |= summarise(sums, env.task.reward_terms)
-        metrics |= {"kl": losses.pop("kl")} | {f"loss/{name}": value for name, value in losses.items()}
-        metrics |= {"learning_rate": learning_rate, "gradient_norm": gradient_norm, "num_diverged": int(num_diverged)}
-        for name, values in zip(("rollout", "update", "wait"), zip(*times_by_rank, strict=True), strict=True):
-            metrics[f"time/{name}_mean"] = sum(values) / len(values)
-            metrics |= {f"time/{name}_min": min(values), f"time/{name}_max": max(values)}
-        return metrics | {"nonfinite": nonfinite}
 
     def _wait_for_device(self) -> None:
         if self.env.device.type == "cuda":
