@@ -26,6 +26,7 @@ class LockstepSide:
             "normalize_observations": workload.normalize_observations,
             "learning_rate": workload.learning_rate,
             "desired_kl": workload.desired_kl,
+            "use_clipped_value_loss": True,  # as rsl_rl does by default
         }
         settings = {"num_envs": workload.num_envs, "seed": workload.seed, "device": "cpu", "agent": agent}
         config = merge(load(TASKS.get("cartpole_classic").recipe)(), settings)

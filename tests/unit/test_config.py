@@ -70,7 +70,9 @@ everything = st.builds(
     color=st.sampled_from(Color),
     mode=st.sampled_from(["on", "off", "none"]),
     level=st.sampled_from([1, 2]),
-    env=st.builds(PendulumConfig, length=st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)),
+    env=st.builds(
+        PendulumConfig, length=st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
+    ),
 )
 
 

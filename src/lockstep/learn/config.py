@@ -25,7 +25,9 @@ class PpoConfig(Config):
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     lam: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantage estimation")
     clip_param: float = Field(0.2, gt=0, description="clip range of the probability ratio and of the value")
-    use_clipped_value_loss: bool = Field(True, description="clip the value loss as the surrogate is clipped")
+    use_clipped_value_loss: bool = Field(
+        False, description="clip the value loss as the surrogate is clipped; holds a critic of large returns back"
+    )
     value_loss_coef: float = Field(1.0, ge=0, description="weight of the value loss")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     max_grad_norm: float = Field(1.0, gt=0, description="gradient norm above which gradients are scaled down")

@@ -24,11 +24,11 @@ def cartpole_balance() -> TrainConfig:
     return TrainConfig(
         task="cartpole_balance",
         num_envs=512,
-        max_iterations=120,
+        max_iterations=60,
         env=CartpoleBalanceConfig(),
         agent=PpoConfig(num_steps_per_env=32),
-        evaluation=EvaluationConfig(interval=40, num_episodes=64),
-        checkpoints=CheckpointConfig(interval=40),
+        evaluation=EvaluationConfig(interval=20, num_episodes=64),
+        checkpoints=CheckpointConfig(interval=20),
     )
 
 

@@ -1,7 +1,10 @@
 """Checkpoints of torch runs: reading them safely and saying what is wrong with one."""
 
+import lzma
+import os
 import pickle
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,9 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: missing, unreadable, truncated, damaged, or not a checkpoint of a torch run.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - pathlib raises for a name that is too long
         raise UsageError(f"checkpoint {path} is a folder; name a file such as {path}/model_100.pt")
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110
         raise UsageError(
             f"checkpoint {path} does not exist; 'checkpoints/' of a run directory has model_<iteration>.pt"
         )
@@ -33,8 +36,10 @@ def load(path: Path) -> dict[str, Any]:
         if damaged is not None:
             raise UsageError(f"checkpoint {path} is damaged ({damaged}); use an older one")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise UsageError(f"checkpoint {path} is truncated or no checkpoint ({error}); use an older one") from None
+    except (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UsageError(
+            f"checkpoint {path} is truncated or no checkpoint ({error or 'it ends early'}); use an older one"
+        ) from None
     except PermissionError:
         raise UsageError(f"checkpoint {path} can't be read: permission denied") from None
     except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, KeyError) as error:
