@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.core.allocator import keep_large_buffers
 from lockstep.core.config import merge
 from lockstep.core.registry import load
 from lockstep.core.rng import Stream
@@ -31,6 +30,7 @@ from lockstep.learn.config import TrainConfig
 from lockstep.learn.torch import ppo, training
 from lockstep.recipes.catalog import TASKS
 from lockstep.session.make_env import build_env
+from lockstep.session.process import keep_large_buffers
 
 
 class Phases:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import torch
 from workload import Side, Workload
 
-from lockstep.core.allocator import keep_large_buffers
+from lockstep.session.process import keep_large_buffers
 
 
 def make_side(library: str, workload: Workload, env: str) -> Side:

@@ -13,7 +13,7 @@ import torch
 
 from tests.multiproc.commands import SMALL
 
-NUM_KILLS = 40
+NUM_KILLS = 30
 
 # Importing torch takes seconds, so one process imports once and forks an attempt for each line it reads: the
 # attempts then differ only in when they are killed.
@@ -76,18 +76,19 @@ def test_a_kill_at_any_instant_leaves_a_run_that_resumes() -> None:
     try:
         begun = time.monotonic()
         assert attempts.run("train", "cartpole_swingup", *options, "--max_iterations", "1") == 0
-        start_s = time.monotonic() - begun
+        window_s = 2.0 * (time.monotonic() - begun)
         last = 1
         (run,) = root.iterdir()
         num_advanced = 0
         for _ in range(NUM_KILLS):
             # From before anything is opened to deep into training.
-            instant = randomness.uniform(0.0, start_s + 1.0)
+            instant = randomness.uniform(0.0, window_s)
             code = attempts.run("train", "--resume", str(run), "--max_iterations", "100000", kill_after_s=instant)
             assert code == -signal.SIGKILL, Path("output.txt").read_text()[-2000:]
             saved = torch.load(run / "checkpoints" / "latest", weights_only=True)["iteration"]
             assert saved >= last, "the newest checkpoint is older than before"
             num_advanced += saved > last
+            window_s *= 0.97 if saved > last else 1.05  # whatever else the machine has to do, both must happen
             last = saved
             json.loads((run / "progress.json").read_text())
             json.loads((run / "run.json").read_text())

@@ -195,11 +195,8 @@ class ThreadComm:
 
     def mean_gradients_(self, gradients: FlatGradients) -> None:
         gradients.flag_nonfinite_(self.rank)
-        self.sum_(gradients.flat)
+        gradients.flat.copy_(self.gather(gradients.flat).sum(0))
         gradients.divide_by_count_()
-
-    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.copy_(self.gather(tensor).sum(0))
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         self._meeting.slots[self.rank] = tensor.clone()

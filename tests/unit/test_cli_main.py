@@ -1,7 +1,7 @@
 import errno
+import resource
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -55,12 +55,16 @@ def test_help_is_static_and_loads_nothing_heavy() -> None:
     ("argv", "budget_s"), [(["--help"], 0.5), (["train", "--task", "cartpole_balance", "--help"], 1.5)]
 )
 def test_help_answers_within_its_budget(argv: list[str], budget_s: float) -> None:
-    def duration() -> float:
-        start = time.perf_counter()
-        assert run(*argv).returncode == 0
-        return time.perf_counter() - start
+    def processor_s() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
 
-    assert any(duration() < budget_s for _ in range(6))  # other work on the machine does not count
+    def duration() -> float:
+        before = processor_s()
+        assert run(*argv).returncode == 0
+        return processor_s() - before
+
+    assert any(duration() < budget_s for _ in range(3))  # the first one compiles bytecode
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """``import lockstep`` and ``lockstep --help`` answer at once: nothing heavy is loaded before it is needed."""
 
 import json
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -48,10 +48,16 @@ def test_answers_within_the_budget(command: list[str]) -> None:
     run(command)  # the first one compiles bytecode and fills the disk cache
     durations_s = []
     for _ in range(5):
-        start_s = time.perf_counter()
+        before_s = children_s()
         run(command)
-        durations_s.append(time.perf_counter() - start_s)
+        durations_s.append(children_s() - before_s)
     assert statistics.median(durations_s) < HELP_BUDGET_S, durations_s
+
+
+def children_s() -> float:
+    """Processor time of the processes that this one waited for: what else the machine does has no part in it."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def test_the_command_is_installed_beside_python() -> None:

@@ -181,7 +181,7 @@ def test_wandb_gets_every_iteration(tmp_path: Path, wandb: FakeWandb) -> None:
 
 def test_wandb_that_refuses_is_one_line(tmp_path: Path, wandb: FakeWandb) -> None:
     wandb.refuses = True
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(RunError) as caught:
         open_metrics(run_folder(tmp_path), "wandb")
     assert "no API key configured; run 'wandb login'" in str(caught.value)
     assert "\n" not in str(caught.value)

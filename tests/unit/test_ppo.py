@@ -88,7 +88,7 @@ def test_one_step_beside_a_plain_one() -> None:
         num_learning_epochs=1,
         num_mini_batches=1,
         schedule="fixed",
-        learning_rate=0.01,
+        learning_rate=2.0**-7,  # the rate is kept in float32, which holds this one exactly
         use_clipped_value_loss=False,
         value_loss_coef=0.7,
         entropy_coef=0.3,
@@ -134,7 +134,7 @@ def test_the_fixed_schedule_keeps_the_rate_and_the_adaptive_one_steers_the_optim
         training.iterate()
         (group,) = training.learner.optimizer.param_groups
         assert group["lr"] is training.learner.learning_rate
-    assert fixed.learner.learning_rate.item() == 3e-3
+    assert fixed.learner.learning_rate.item() == pytest.approx(3e-3, rel=1e-7)
     assert adaptive.learner.learning_rate.item() < 3e-3
 
 
@@ -264,10 +264,6 @@ class CountingComm(SoloComm):
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         self.calls["gather"] += 1
         return super().gather(tensor)
-
-    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.calls["sum_"] += 1
-        return super().sum_(tensor)
 
 
 def test_one_collective_per_minibatch_and_two_per_iteration() -> None:

@@ -144,7 +144,7 @@ def test_a_missing_part(saved: dict[str, Any], name: str) -> None:
 
 def test_weights_alone_start_a_new_run(saved: dict[str, Any]) -> None:
     training = make_training(small_config(num_envs=4))
-    training.load_policy(saved, "model_1.pt")
+    training.load_weights(saved, "model_1.pt")
     assert differences(saved["policy"], training.policy.state_dict()) == []
     assert (training.iteration, training.env_steps) == (0, 0)
     assert training.learner.optimizer.state_dict()["state"] == {}

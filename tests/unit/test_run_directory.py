@@ -158,6 +158,9 @@ class TestOpen:
     def test_an_attempt_is_noted(self, run: RunDirectory) -> None:
         run.close()
         again = RunDirectory.open(run.path)
+        assert len(load(again.path / "run.json")["attempts"]) == 1
+        again.begin_attempt("seed: 7\nmax_iterations: 9\n")
+        assert again.config_path.read_text() == "seed: 7\nmax_iterations: 9\n"
         info = load(again.path / "run.json")
         assert info["seed"] == 7
         assert len(info["attempts"]) == 2
@@ -312,7 +315,7 @@ def test_the_null_run_directory_has_the_same_interface_and_writes_nothing(tmp_pa
     def public(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")}
 
-    assert public(RunDirectory) - public(NullRunDirectory) == {"create", "open", "config_path"}
+    assert public(RunDirectory) - public(NullRunDirectory) == {"create", "open"}
     null = NullRunDirectory()
     null.save_checkpoint(1, lambda temporary: pytest.fail("wrote a checkpoint"))
     null.write_progress(1, 2, 3, 4.0, "finished")

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Literal
 
+StopReason = Literal["interrupted", "preempted"]
+EXIT_CODES: dict[StopReason, int] = {"interrupted": 130, "preempted": 75}
+"""What a process that stopped for such a reason, after saving, returns."""
+
 _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 _SHOW_CURSOR = b"\x1b[?25h"
 
@@ -16,12 +20,12 @@ class StopRequest:
     """What the outside asked for so far; ``status`` is None while nothing was asked, and the first request stays."""
 
     def __init__(self) -> None:
-        self.status: Literal["interrupted", "preempted"] | None = None
+        self.status: StopReason | None = None
 
     @property
     def exit_code(self) -> int:
         """The exit code after saving: 130 interrupted, 75 preempted, 0 when nothing was asked."""
-        return {None: 0, "interrupted": 130, "preempted": 75}[self.status]
+        return EXIT_CODES[self.status] if self.status else 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Note a signal; a Python signal handler."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from lockstep.core.errors import UsageError
+from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import AppendOnlyFile, replace_atomic
 
 Metrics = Mapping[str, float | int | None]
@@ -166,7 +166,7 @@ class _WeightsAndBiases:
             )
         except wandb.Error as error:
             reason = str(error).partition("\n")[0]
-            raise UsageError(
+            raise RunError(
                 f"Weights & Biases did not start: {reason}; run 'wandb login', set WANDB_MODE=offline, "
                 "or use --logger tensorboard"
             ) from error

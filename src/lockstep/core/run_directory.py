@@ -77,7 +77,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> "RunDirectory":
-        """Take up an existing run: lock it, clean up after a killed process, note the attempt in ``run.json``.
+        """Take up an existing run: lock it and clean up after a killed process; ``begin_attempt`` comes next.
 
         Raises:
             UsageError: not a run directory, no permission, or another process is training in it.
@@ -87,14 +87,18 @@ class RunDirectory:
             lock = _lock(path)
             for folder in (path, path / "checkpoints"):
                 remove_leftovers(folder)
-            run = json.loads((path / "run.json").read_text(encoding="utf-8"))
-            run["attempts"] = [*run.get("attempts", []), _attempt()]
-            write_atomic(path / "run.json", _json(run))
         except OSError as error:
             raise UsageError(explain(error, path)) from error
         except RunError as error:
             raise UsageError(str(error)) from error
         return cls(path, lock)
+
+    def begin_attempt(self, config_yaml: str) -> None:
+        """Note in ``run.json`` that another process goes on, by this configuration."""
+        run = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        run["attempts"] = [*run.get("attempts", []), _attempt()]
+        write_atomic(self.path / "run.json", _json(run))
+        write_atomic(self.config_path, config_yaml)
 
     @property
     def config_path(self) -> Path:
@@ -170,10 +174,13 @@ class RunDirectory:
 class NullRunDirectory:
     """What ranks other than 0 get: the same calls, nothing written but the rank's own log if ``path`` is known."""
 
-    mujoco_log_path = Path(os.devnull)
+    config_path = mujoco_log_path = Path(os.devnull)
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
+
+    def begin_attempt(self, config_yaml: str) -> None:
+        """Do nothing."""
 
     def rank_log(self, rank: int) -> RankLog:
         """Return a context that copies what this process prints into the rank's log."""

@@ -119,13 +119,20 @@ class Engine(Protocol):
         """Advance every env by one env step under constant ``ctrl (num_envs, nu)``."""
 
     def reset(self, mask: Array, qpos: Array, qvel: Array) -> Array:
-        """Put the envs of ``mask (num_envs,)`` at the given state; return sensordata ``(num_envs, num_sensordata)``."""
+        """Put the envs of ``mask (num_envs,)`` at the given state; return sensordata ``(num_envs, num_sensordata)``.
+
+        A numpy engine may be given None for the state when the mask is empty.
+        """
 
     def state_dict(self) -> dict[str, Array]:
         """Return everything a bitwise continuation needs, each array with a leading ``num_envs`` axis."""
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Take up what ``state_dict`` returned."""
+
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """How often the physics library gave which warning, in envs and env steps."""
 
     def log_to(self, path: Path) -> None:
         """Append what the physics library has to say (warnings) to a file from now on."""
@@ -158,9 +165,6 @@ class Comm(Protocol):
 
     def mean_gradients_(self, gradients: FlatGradients) -> None:
         """Sum the flat gradient buffer and what rides in it over ranks, then divide by the global sample count."""
-
-    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over ranks in place and return it."""
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``(world_size, *tensor.shape)``: every rank's tensor, the same on every rank."""

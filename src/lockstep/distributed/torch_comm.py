@@ -23,10 +23,6 @@ class SoloComm:
         gradients.flag_nonfinite_(self.rank)
         gradients.divide_by_count_()
 
-    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over one rank."""
-        return tensor
-
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``(1, *tensor.shape)``."""
         return tensor.unsqueeze(0)

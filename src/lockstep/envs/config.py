@@ -15,6 +15,6 @@ class EnvConfig(Config):
     randomize_initial_episode_length: bool = Field(
         True, description="let the first episodes end at different times, so that resets do not come in waves"
     )
-    num_threads: int = Field(
+    num_physics_threads: int = Field(
         0, ge=0, le=1024, description="threads of the mujoco engine; 0: the cores this process may use"
     )

@@ -139,9 +139,16 @@ class TorchEnv:
     def _initial_state(self, mask: torch.Tensor, reset_noise: torch.Tensor) -> State:
         """Put the engine's envs of ``mask`` at a new start; return a state that is meant for those alone."""
         qpos, qvel, variables = self.task.reset(xp, reset_noise)
-        sensordata = self.engine.reset(self._to_engine(mask), self._to_engine(qpos), self._to_engine(qvel))
+        sensordata = self._reset_engine(mask, qpos, qvel)
         ctrl = torch.zeros((self.num_envs, self.engine.num_controls), dtype=self.dtype, device=self.device)
         return State(qpos, qvel, ctrl, self._from_engine(sensordata), variables)
+
+    def _reset_engine(self, mask: torch.Tensor, qpos: torch.Tensor, qvel: torch.Tensor) -> Any:
+        engine_mask = self._to_engine(mask)
+        if self.engine.takes_numpy and not engine_mask.any():
+            # Most steps end no episode: then a GPU need not be asked for states that nobody reads.
+            return self.engine.reset(engine_mask, None, None)
+        return self.engine.reset(engine_mask, self._to_engine(qpos), self._to_engine(qvel))
 
     def _initial_episode_lengths(self) -> torch.Tensor:
         if not self.config.randomize_initial_episode_length:

@@ -43,6 +43,14 @@ class PpoConfig(Config):
         32768, description="samples per forward and backward pass; gradients add up over a minibatch's chunks"
     )
 
+    @model_validator(mode="after")
+    def _learning_rate_bounds_are_in_order(self) -> "PpoConfig":
+        if self.min_learning_rate > self.max_learning_rate:
+            raise ValueError(
+                f"min_learning_rate {self.min_learning_rate} is above max_learning_rate {self.max_learning_rate}"
+            )
+        return self
+
 
 class EvaluationConfig(Config):
     """Evaluation during training: deterministic policy, its own envs and random streams."""
@@ -71,7 +79,7 @@ class TrainConfig(Config):
     max_iterations: Count = Field(300, description="iterations in total, resumed ones included")
     seed: int = Field(1, ge=0, lt=2**63, description="of every random stream")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:<index>")
-    num_threads: int = Field(
+    num_torch_threads: int = Field(
         0, ge=0, le=1024, description="torch's CPU threads; 0: one if the networks are small, else the cores there are"
     )
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="bfloat16: as autocast")

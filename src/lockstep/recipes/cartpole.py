@@ -37,7 +37,7 @@ def cartpole_swingup() -> TrainConfig:
     return TrainConfig(
         task="cartpole_swingup",
         num_envs=512,
-        max_iterations=300,
+        max_iterations=200,
         env=CartpoleSwingupConfig(),
         agent=PpoConfig(num_steps_per_env=32),
         evaluation=EvaluationConfig(interval=50, num_episodes=64),

@@ -8,6 +8,7 @@ from lockstep.core.errors import UsageError
 from lockstep.core.registry import Registry, load
 from lockstep.recipes.catalog import TASKS
 from lockstep.session.make_config import make_config
+from lockstep.session.process import check_memory
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,10 @@ def build_env(config: TrainConfig, *, num_envs: int | None = None, streams: str 
     if streams != "train":
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
     task: Task = load(TASKS.get(config.task).task)(env_config)
-    engine = _build_engine(config, task, num_envs or config.num_envs, dtype, device)
+    count = config.num_envs if num_envs is None else num_envs
+    if device.type == "cpu":  # a GPU says for itself when it is full, before anything else suffers
+        check_memory(_least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)
+    engine = _build_engine(config, task, count, dtype, device)
     return TorchEnv(
         task,
         engine,
@@ -72,6 +76,12 @@ def build_env(config: TrainConfig, *, num_envs: int | None = None, streams: str 
     )
 
 
+def _least_bytes(task: Task, num_envs: int, num_steps: int) -> int:
+    """Return less than the memory that envs, a rollout of them and one copy of it take."""
+    per_sample = sum(task.num_observations.values()) + task.num_observations["critic"] + 2 * task.action_space.size + 6
+    return num_envs * (256 + 2 * 4 * per_sample * num_steps)
+
+
 def _build_engine(config: TrainConfig, task: Task, num_envs: int, dtype: torch.dtype, device: torch.device) -> Engine:
     import array_api_compat.torch as xp
 
@@ -82,7 +92,7 @@ def _build_engine(config: TrainConfig, task: Task, num_envs: int, dtype: torch.d
         task,
         num_envs=num_envs,
         decimation=config.env.decimation,
-        num_threads=config.env.num_threads or allowed_cores(),
+        num_threads=config.env.num_physics_threads or allowed_cores(),
         xp=xp,
         dtype=dtype,
         device=device,

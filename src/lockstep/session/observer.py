@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lockstep.core.errors import LockstepError, RunError
 from lockstep.core.files import replace_atomic
-from lockstep.core.interrupts import StopRequest
-from lockstep.core.metrics import Metrics
+from lockstep.core.interrupts import StopReason, StopRequest
+from lockstep.core.metrics import Metrics, MetricsWriter
 from lockstep.core.progress import Progress
 from lockstep.core.run_directory import RunDirectory, Status
 
@@ -26,18 +27,19 @@ class RunObserver:
         run: where everything goes.
         progress: the display.
         request: what the outside asked for.
-        iteration: the iteration that the training goes on after; later lines of an earlier attempt are dropped.
+        so_far: iteration, env_steps and wall_s that the training goes on after; what an earlier attempt recorded beyond
+            is dropped.
     """
 
     def __init__(
-        self, config: TrainConfig, run: RunDirectory, progress: Progress, request: StopRequest, iteration: int
+        self, config: TrainConfig, run: RunDirectory, progress: Progress, request: StopRequest, so_far: Metrics
     ) -> None:
         self._config, self._run, self._progress, self._request = config, run, progress, request
-        self._last: Metrics = {"iteration": iteration, "env_steps": 0, "wall_s": 0.0}
-        self._metrics = run.open_metrics(config.logger, iteration, config.model_dump(mode="json"))
+        self._last = so_far
+        self._metrics = MetricsWriter()
 
     @property
-    def stop_requested(self) -> Literal["interrupted", "preempted"] | None:
+    def stop_requested(self) -> StopReason | None:
         """Why the training should save and stop, or None."""
         return self._request.status
 
@@ -51,26 +53,29 @@ class RunObserver:
 
     def save(self, iteration: int, content: dict[str, Any]) -> None:
         """Write a checkpoint."""
-        import torch
+        from lockstep.learn.torch.checkpoint import save
 
-        self._run.save_checkpoint(iteration, lambda path: torch.save(content, path), self._config.checkpoints.keep)
+        self._run.save_checkpoint(iteration, lambda path: save(content, path), self._config.checkpoints.keep)
         self._write_progress("running")
 
     def save_failure(self, iteration: int, content: dict[str, Any]) -> Path | None:
         """Write the state of a training that can't go on to ``failure_<iteration>.pt``."""
-        import torch
+        from lockstep.learn.torch.checkpoint import save
 
         path = self._run.path / f"failure_{iteration}.pt"
         try:
-            replace_atomic(path, lambda temporary: torch.save(content, temporary))
+            replace_atomic(path, lambda temporary: save(content, temporary))
         except RunError:
             return None
         return path
 
-    def finish(self, status: Literal["finished", "interrupted", "preempted"]) -> None:
-        """Note the end and draw the curve."""
+    def finish(self, status: Literal["finished"] | StopReason, warnings: Mapping[str, int]) -> None:
+        """Note the end, draw the curve, and say how often the engine gave which warning."""
         self._write_progress(status)
         self._progress.stop()
+        if warnings:
+            counts = ", ".join(f"{name} {count} times" for name, count in warnings.items())
+            self._progress.message(f"physics warnings: {counts}; see {self._run.mujoco_log_path}")
         try:
             self._run.draw_curve()
         except RunError as error:
@@ -81,16 +86,27 @@ class RunObserver:
             self._progress.message(f"{status} and saved: continue with lockstep train --resume {self._run.path}")
 
     def __enter__(self) -> Self:
+        try:
+            iteration = self._counters()[0]
+            config = self._config.model_dump(mode="json")
+            self._metrics = self._run.open_metrics(self._config.logger, iteration, config)
+            self._write_progress("running")
+        except BaseException as error:
+            self._fail(error)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            reason = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
-            with contextlib.suppress(LockstepError):
-                self._write_progress("failed", reason.partition("\n")[0])
+            self._fail(error)
         self._metrics.close()
+
+    def _fail(self, error: BaseException) -> None:
+        reason = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(LockstepError):
+            self._write_progress("failed", reason.partition("\n")[0])
 
     def _write_progress(self, status: Status, reason: str | None = None) -> None:
         iteration, env_steps, wall_s = self._counters()

@@ -6,8 +6,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.errors import UsageError
 from lockstep.session.make_env import build_env
 from lockstep.session.policy import load_policy
+from lockstep.session.process import memory_errors_in_words
 
 
 def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, device: str = "auto") -> dict[str, Any]:
@@ -28,10 +30,15 @@ def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, devi
     """
     from lockstep.learn.torch.evaluation import evaluate
 
+    if num_episodes < 1:
+        raise UsageError(f"num_episodes must be at least 1, not {num_episodes}")
     policy = load_policy(checkpoint, device)
     update = {"device": device} | ({} if seed is None else {"seed": seed})
     config = policy.config.model_copy(update=update)
-    with closing(build_env(config, num_envs=num_episodes, streams="evaluation")) as env:
+    with (
+        memory_errors_in_words(num_episodes),
+        closing(build_env(config, num_envs=num_episodes, streams="evaluation")) as env,
+    ):
         episodes = evaluate(policy.network, env)
     results: dict[str, Any] = {
         "task": config.task,

@@ -6,29 +6,25 @@ import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from lockstep.core.allocator import keep_large_buffers
 from lockstep.core.config import to_yaml
-from lockstep.core.environment import allowed_cores, describe
+from lockstep.core.environment import describe
 from lockstep.core.errors import UsageError
-from lockstep.core.files import write_atomic
-from lockstep.core.interrupts import watch
+from lockstep.core.interrupts import EXIT_CODES, StopReason, watch
 from lockstep.core.metrics import require_logger
 from lockstep.core.progress import Progress
-from lockstep.core.run_directory import RunDirectory, checkpoints_of
+from lockstep.core.run_directory import RunDirectory
 from lockstep.distributed.topology import Topology, from_environment, require_one_process
 from lockstep.recipes.catalog import check_offered
 from lockstep.session.make_env import build_env
 from lockstep.session.observer import RunObserver
+from lockstep.session.process import memory_errors_in_words, prepare
 
 if TYPE_CHECKING:
     from lockstep.envs.torch_env import TorchEnv
     from lockstep.learn.config import TrainConfig
     from lockstep.learn.torch.training import Training
-
-SMALL_WIDTH = 128
-EXIT_CODES = {"finished": 0, "preempted": 75, "interrupted": 130}
 
 
 @dataclass(frozen=True)
@@ -36,13 +32,13 @@ class Outcome:
     """How a training ended."""
 
     run_path: Path
-    status: str
+    status: Literal["finished"] | StopReason
     """``finished``, ``interrupted`` (Ctrl-C) or ``preempted`` (SIGTERM or SIGUSR1), the latter two after saving."""
 
     @property
     def exit_code(self) -> int:
         """What the command line returns."""
-        return EXIT_CODES[self.status]
+        return 0 if self.status == "finished" else EXIT_CODES[self.status]
 
 
 def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | None = None) -> Outcome:
@@ -58,24 +54,33 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
         RunError: the training failed; ``progress.json`` says why.
     """
     topology = _check(config, checkpoint, resume)
-    _prepare_process(config)
+    prepare(config)
     from lockstep.learn.torch import loop
 
-    with ExitStack() as resources:
+    with ExitStack() as resources, memory_errors_in_words(config.num_envs):
+        # A run that goes on is locked before anything is read from it.
+        run = None if resume is None else resources.enter_context(closing(RunDirectory.open(resume)))
         env = resources.enter_context(closing(build_env(config)))
         evaluation_env = None
         if config.evaluation.interval:
             episodes = build_env(config, num_envs=config.evaluation.num_episodes, streams="evaluation")
             evaluation_env = resources.enter_context(closing(episodes))
-        training = _take_up(config, env, checkpoint, resume)
-        run = resources.enter_context(closing(_open_run(config, env, topology, resume)))
+        training = _take_up(config, env, checkpoint, run)
+        config_yaml = to_yaml(config) + f"world_size: {topology.world_size}  # for information\n"
+        if run is None:
+            run = resources.enter_context(closing(_create_run(config, config_yaml, env, topology)))
+        else:
+            run.begin_attempt(config_yaml)
         env.engine.log_to(run.mujoco_log_path)
         log = resources.enter_context(run.rank_log(topology.rank))
         request = resources.enter_context(watch())
         progress = resources.enter_context(Progress(config.task, run.path, log))
-        observer = resources.enter_context(RunObserver(config, run, progress, request, training.iteration))
+        observer = resources.enter_context(RunObserver(config, run, progress, request, training.so_far))
+        if checkpoint is not None:
+            # Whatever happens from here on, the run knows the weights it began with.
+            observer.save(training.iteration, training.state_dict())
         status = loop.train(training, observer, evaluation_env)
-        observer.finish(status)
+        observer.finish(status, env.engine.warning_counts)
     return Outcome(run.path, status)
 
 
@@ -89,18 +94,7 @@ def _check(config: TrainConfig, checkpoint: Path | None, resume: Path | None) ->
     return topology
 
 
-def _prepare_process(config: TrainConfig) -> None:
-    import torch
-
-    keep_large_buffers()
-    agent = config.agent
-    widths = (*agent.actor_hidden_dims, *agent.critic_hidden_dims, agent.recurrent_hidden_dim)
-    # Threads that wait for one another after every small layer gain nothing, and lose much on a busy machine.
-    automatic = 1 if max(widths) <= SMALL_WIDTH else allowed_cores()
-    torch.set_num_threads(config.num_threads or automatic)
-
-
-def _take_up(config: TrainConfig, env: TorchEnv, checkpoint: Path | None, resume: Path | None) -> Training:
+def _take_up(config: TrainConfig, env: TorchEnv, checkpoint: Path | None, run: RunDirectory | None) -> Training:
     """Return the training at the point where it starts or goes on; nothing is written."""
     from lockstep.distributed.torch_comm import SoloComm
     from lockstep.learn.torch.checkpoint import load
@@ -108,8 +102,8 @@ def _take_up(config: TrainConfig, env: TorchEnv, checkpoint: Path | None, resume
 
     training = Training(config, env, SoloComm())
     if checkpoint is not None:
-        training.load_policy(load(checkpoint), checkpoint)
-    for path in checkpoints_of(resume) if resume is not None else []:
+        training.load_weights(load(checkpoint), checkpoint)
+    for path in run.checkpoints() if run is not None else []:
         try:
             content = load(path)
         except UsageError as error:
@@ -122,13 +116,9 @@ def _take_up(config: TrainConfig, env: TorchEnv, checkpoint: Path | None, resume
     return training
 
 
-def _open_run(config: TrainConfig, env: TorchEnv, topology: Topology, resume: Path | None) -> RunDirectory:
-    if resume is not None:
-        run = RunDirectory.open(resume)
-        write_atomic(run.config_path, to_yaml(config))
-        return run
+def _create_run(config: TrainConfig, config_yaml: str, env: TorchEnv, topology: Topology) -> RunDirectory:
     ranks = [{"rank": topology.rank, "device": str(env.device)}]
     run_info = describe() | {"seed": config.seed, "world_size": topology.world_size, "ranks": ranks}
     return RunDirectory.create(
-        config.log_root, config.task, config.run_name, to_yaml(config), run_info, config.max_iterations
+        config.log_root, config.task, config.run_name, config_yaml, run_info, config.max_iterations
     )

@@ -61,6 +61,11 @@ class AnalyticEngine:
         self._qvel = xp.zeros((num_envs, self.num_velocities), dtype=dtype, device=device)
         self._sensordata = xp.zeros((num_envs, 0), dtype=dtype, device=device)
 
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """Nothing: equations of motion do not speak."""
+        return {}
+
     def step(self, ctrl: Array) -> StepInfo:
         """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``."""
         qpos, qvel = self._qpos, self._qvel

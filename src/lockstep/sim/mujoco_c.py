@@ -70,7 +70,7 @@ class MujocoEngine:
         self.num_envs, self.decimation, self.num_threads = num_envs, decimation, num_threads
         self.num_positions, self.num_velocities = int(model.nq), int(model.nv)
         self.num_controls, self.num_sensordata = int(model.nu), int(model.nsensordata)
-        self.warning_counts: Counter[str] = Counter()
+        self._warning_counts: Counter[str] = Counter()
 
         # Live views of the batch's rows, (num_envs, ...): to write to them is to set the state.
         self._rows: FloatArray = self._batch.state
@@ -81,6 +81,11 @@ class MujocoEngine:
         self._rows_before = np.empty_like(self._rows)
         self._qpos, self._qvel = self._live_qpos.copy(), self._live_qvel.copy()
         self._sensordata = np.zeros((num_envs, self.num_sensordata))
+
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """What MuJoCo had to say, by name, in envs and env steps."""
+        return self._warning_counts
 
     def step(self, ctrl: ArrayLike) -> StepInfo:
         """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, nu)``.
@@ -96,7 +101,7 @@ class MujocoEngine:
             self._batch.step(nstep=self.decimation)
         except SimulationError as error:
             diverged[error.ids] = True
-            self.warning_counts["error"] += len(error.ids)
+            self._warning_counts["error"] += len(error.ids)
         diverged |= self._num_warnings.any(axis=1) | ~(_is_sane(self._live_qpos) & _is_sane(self._live_qvel))
         if diverged.any():
             self._contain(diverged)
@@ -109,11 +114,11 @@ class MujocoEngine:
         """Count what MuJoCo said and undo the step of the failed envs, which MuJoCo has put at its default state."""
         for index, count in enumerate((self._num_warnings > 0).sum(axis=0)):
             if count:
-                self.warning_counts[_WARNING_NAMES[index]] += int(count)
+                self._warning_counts[_WARNING_NAMES[index]] += int(count)
         self._num_warnings[...] = 0
         self._rows[diverged] = self._rows_before[diverged]
 
-    def reset(self, mask: ArrayLike, qpos: ArrayLike, qvel: ArrayLike) -> FloatArray:
+    def reset(self, mask: ArrayLike, qpos: ArrayLike | None, qvel: ArrayLike | None) -> FloatArray:
         """Put the envs of ``mask (num_envs,)`` at ``qpos (num_envs, nq)``, ``qvel (num_envs, nv)``; forget the rest.
 
         Time, activations, controls and warm start are the model's defaults again. Returns the sensordata of all envs
@@ -137,7 +142,7 @@ class MujocoEngine:
         try:
             self._batch.forward(env_ids)
         except SimulationError as error:
-            self.warning_counts["error"] += len(error.ids)
+            self._warning_counts["error"] += len(error.ids)
         self._sensordata = self._sensordata.copy()  # what the last step has lent stays as it is
         self._sensordata[env_ids] = self._live_sensordata[env_ids]
 

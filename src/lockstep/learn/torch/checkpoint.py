@@ -54,6 +54,42 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
+def save(content: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint with all tensors on the CPU, so that any machine reads it."""
+    with path.open("wb") as file:
+        torch.save(_on_host(content), file)
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {name: _on_host(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_host(inner) for inner in value)
+    return value
+
+
+def check_like(saved: Any, expected: Any, path: object, name: str) -> None:
+    """Compare names, shapes and dtypes of two nests of dicts and tensors.
+
+    Raises:
+        UsageError: naming the first entry of ``saved`` that does not fit.
+    """
+    if isinstance(expected, dict):
+        for inner, value in expected.items():
+            if not isinstance(saved, dict) or inner not in saved:
+                raise UsageError(f"checkpoint {path} lacks {name}.{inner}, so a run can't resume from it")
+            check_like(saved[inner], value, path, f"{name}.{inner}")
+    elif isinstance(expected, torch.Tensor):
+        found = (tuple(saved.shape), saved.dtype) if isinstance(saved, torch.Tensor) else type(saved).__name__
+        if found != (tuple(expected.shape), expected.dtype):
+            wanted = f"{tuple(expected.shape)} of {expected.dtype}"
+            raise UsageError(
+                f"checkpoint {path} has {name} as {found}, not {wanted}; use the settings it was made with"
+            )
+
+
 def load_strictly(module: nn.Module, saved: dict[str, torch.Tensor], path: object) -> None:
     """Load parameters and buffers; every name and shape must fit.
 

@@ -9,11 +9,11 @@ from lockstep.learn.torch.ppo import Ppo, Samples
 from lockstep.learn.torch.rollout import Rollout
 
 
-def first_nonfinite(learner: Ppo, rollout: Rollout, samples: Samples, state: PolicyState, iteration: int) -> str:
+def first_nonfinite(learner: Ppo, rollout: Rollout, samples: Samples, state: PolicyState, iteration: int) -> str | None:
     """Name the earliest cause on this rank, as data flows: parameters, rollout, estimates, gradients.
 
     The update skipped every step from the first bad minibatch on, so the parameters still are those it was met with.
-    No other rank takes part: the search is over as soon as something is found, which may be nothing here.
+    No other rank takes part, so None is the answer of a rank whose own tensors are all finite.
     """
     for name, tensor in _in_order_of_flow(learner, rollout, samples):
         bad = (~torch.isfinite(tensor)).nonzero()
@@ -27,7 +27,7 @@ def first_nonfinite(learner: Ppo, rollout: Rollout, samples: Samples, state: Pol
                 return f"gradient of {name} in minibatch {number}"
         if not torch.isfinite(learner.gradients.means).all():
             return f"loss of minibatch {number}"
-    return "a sum over all gradients, which overflowed"
+    return None
 
 
 def _in_order_of_flow(learner: Ppo, rollout: Rollout, samples: Samples) -> Iterator[tuple[str, torch.Tensor]]:
@@ -35,5 +35,7 @@ def _in_order_of_flow(learner: Ppo, rollout: Rollout, samples: Samples) -> Itera
         yield f"parameter {name}", parameter.detach()
     for name in ("actor_observations", "critic_observations", "actions", "log_probs", "rewards"):
         yield name, getattr(rollout, name)
+    # Only where the time limit cut an episode are they used; a diverged env has nothing sensible there.
+    yield "final_critic_observations", rollout.final_critic_observations[rollout.truncated]
     for name in ("values", "advantages", "targets"):
         yield name, getattr(samples.batch, name)

@@ -5,19 +5,20 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from lockstep.core.errors import RunError
+from lockstep.core.interrupts import StopReason
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.evaluation import evaluate, summarise
 from lockstep.learn.torch.reporting import Metrics
 from lockstep.learn.torch.training import NonFiniteError, Training
 
-Status = Literal["finished", "interrupted", "preempted"]
+Status = Literal["finished"] | StopReason
 
 
 class Observer(Protocol):
     """What follows a training: the run directory, the display, the stop signals."""
 
     @property
-    def stop_requested(self) -> Literal["interrupted", "preempted"] | None:
+    def stop_requested(self) -> StopReason | None:
         """Why the training should save and stop, or None."""
 
     def record(self, metrics: Metrics) -> None:

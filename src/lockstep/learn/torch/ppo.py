@@ -58,7 +58,8 @@ class Ppo:
         parameters = dict(policy.named_parameters())
         first = next(iter(parameters.values()))
         self.gradients = GradientBuffer(parameters, RIDERS, comm.world_size)
-        self.learning_rate = torch.tensor(config.learning_rate, dtype=first.dtype, device=first.device)
+        # float32 whatever the parameters are: CUDA's fused Adam reads the rate as such.
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=first.device)
         self.optimizer = torch.optim.Adam(parameters.values(), lr=self.learning_rate, fused=True)
         # Fused Adam leaves everything as it is while this is 1: a bad step is skipped without asking the device.
         self._skip = torch.zeros((), dtype=torch.float32, device=first.device)
@@ -119,7 +120,7 @@ class Ppo:
     def update(self, samples: Samples, state: PolicyState, iteration: int) -> UpdateResult:
         """Run all epochs over the samples; ``state`` holds the memories at the start of the rollout."""
         means = torch.zeros_like(self.gradients.means)
-        norm = torch.zeros_like(self.learning_rate)
+        norm = torch.zeros_like(self.gradients.flat[0])
         flags = torch.zeros_like(self.gradients.flags)
         for minibatch in self.minibatches(samples, state, iteration):
             self.accumulate(minibatch)

@@ -8,6 +8,7 @@ from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.ppo import RIDERS, UpdateResult
 
 Metrics = dict[str, float | int | None]
+"""As ``core.metrics`` takes them, and still open for more."""
 PHASES = ("rollout", "update", "wait")
 
 

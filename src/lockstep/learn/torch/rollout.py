@@ -1,5 +1,7 @@
 """A rollout: buffers for what the envs gave, and the phase that fills them."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, cast
 
 import array_api_compat.torch as xp
@@ -73,18 +75,24 @@ class ActionNoise:
 
 @torch.no_grad()
 def collect(
-    env: TorchEnv, policy: ActorCritic, state: PolicyState, noise: torch.Tensor, rollout: Rollout
+    env: TorchEnv,
+    policy: ActorCritic,
+    state: PolicyState,
+    noise: torch.Tensor,
+    rollout: Rollout,
+    precision: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> PolicyState:
     """Fill the rollout with the policy's next steps; return the actor's state after them (the critic's is as before).
 
-    Nothing here asks the device for a value.
+    ``precision`` makes the context that the policy, but not the env, runs in. Nothing here asks the device for a value.
     """
     actor_state = state.actor
     observations = env.observations
     for step in range(rollout.rewards.shape[0]):
         rollout.actor_observations[step] = observations["actor"]
         rollout.critic_observations[step] = observations["critic"]
-        distribution, actor_state = policy.act(observations, actor_state)
+        with precision():
+            distribution, actor_state = policy.act(observations, actor_state)
         action = distribution.sample(noise[step])
         transition = env.step(action)
         rollout.actions[step] = action

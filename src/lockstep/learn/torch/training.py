@@ -27,7 +27,8 @@ class NonFiniteError(Exception):
 def make_policy(config: TrainConfig, env: TorchEnv) -> ActorCritic:
     """Return a policy for the env, initialised from the seed: the same on every rank, device and in every dtype."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream_seed(config.seed, "policy"))
+        # Not torch.manual_seed, which would also reseed the caller's CUDA generators for good.
+        torch.default_generator.manual_seed(stream_seed(config.seed, "policy"))
         policy = ActorCritic(config.agent, dict(env.task.num_observations), env.task.action_space)
     policy.cast_parameters_(env.dtype)
     return policy.to(env.device)
@@ -56,6 +57,11 @@ class Training:
         self.env_steps = 0
         self.wall_s = 0.0  # seconds of training so far, earlier attempts included
 
+    @property
+    def so_far(self) -> Metrics:
+        """The counters: iteration, env_steps and wall_s."""
+        return {"iteration": self.iteration, "env_steps": self.env_steps, "wall_s": self.wall_s}
+
     def iterate(self) -> Metrics:
         """Run one iteration: collect, estimate, update, merge the normalisers; return its metrics.
 
@@ -65,8 +71,7 @@ class Training:
         began = time.perf_counter()
         start = self.memory
         noise = self.noise.draw(self.config.agent.num_steps_per_env)
-        with self.learner.precision():
-            after = collect(self.env, self.policy, start, noise, self.rollout)
+        after = collect(self.env, self.policy, start, noise, self.rollout, self.learner.precision)
         self._wait_for_device()
         collected = time.perf_counter()
         samples = self.learner.prepare(self.rollout, self.env.observations["critic"], start)
@@ -75,10 +80,9 @@ class Training:
         times_s = (collected - began, time.perf_counter() - collected, 0.0)
         num_steps = self.rollout.rewards.numel()
         metrics, bad_ranks = iteration_metrics(self.env, num_steps, times_s, result, self.comm)
-        if self.comm.rank in bad_ranks:
-            raise NonFiniteError(first_nonfinite(self.learner, self.rollout, samples, start, self.iteration))
         if bad_ranks:
-            raise NonFiniteError(f"a tensor on rank {bad_ranks[0]}")
+            found = first_nonfinite(self.learner, self.rollout, samples, start, self.iteration)
+            raise NonFiniteError(found or f"a tensor on rank {bad_ranks[0]}")
         self.learner.merge_normalizers(samples)
         self.memory = after._replace(critic=samples.critic_state)
         self.iteration += 1
@@ -108,7 +112,7 @@ class Training:
             "memory": self.memory._asdict(),
         }
 
-    def load_policy(self, saved: Mapping[str, Any], path: object) -> None:
+    def load_weights(self, saved: Mapping[str, Any], path: object) -> None:
         """Take up the policy and its normalisers alone, from a checkpoint's content.
 
         Raises:
@@ -124,19 +128,33 @@ class Training:
         Raises:
             UsageError: of another task, number of envs or agent settings, or not complete.
         """
-        self.load_policy(saved, path)
+        self.load_weights(saved, path)
         missing = [name for name in ("optimizer", "learning_rate", "env", "memory") if name not in saved]
         if missing:
             raise UsageError(f"checkpoint {path} has no {missing[0]}, so a run can't resume from it; use --checkpoint")
+        for name in ("seed", "dtype"):
+            before, now = saved["config"].get(name), getattr(self.config, name)
+            if before != now:
+                raise UsageError(
+                    f"checkpoint {path} has {name} {before}, not {now}; a run resumes with the {name} it had (to "
+                    "change it, start a new run with --checkpoint)"
+                )
         num_envs = saved["env"]["episode_length"].shape[0]
         if num_envs != self.env.num_envs:
             raise UsageError(
                 f"checkpoint {path} has {num_envs} envs, not {self.env.num_envs}; a run resumes with as many as it "
                 "had (to change them, start a new run with --checkpoint)"
             )
+        for name, expected in (("env", self.env.state_dict()), ("memory", self.memory._asdict())):
+            checkpoint.check_like(saved[name], expected, path, name)
         self.learner.load_optimizer(saved["optimizer"], saved["learning_rate"])
         self.env.load_state_dict(saved["env"])
         device = self.env.device
         self.memory = self.memory._replace(**{name: memory.to(device) for name, memory in saved["memory"].items()})
+        if saved["iteration"] > self.config.max_iterations:
+            raise UsageError(
+                f"checkpoint {path} is of iteration {saved['iteration']}, past max_iterations "
+                f"{self.config.max_iterations}, which is the total; use a larger --max_iterations"
+            )
         self.iteration, self.env_steps = saved["iteration"], saved["env_steps"]
         self.wall_s = saved["wall_s"]

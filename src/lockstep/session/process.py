@@ -1,0 +1,79 @@
+"""What a process needs before it trains: memory that stays, enough of it, and a sensible number of threads."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import psutil  # type: ignore[import-untyped]
+
+from lockstep.core.environment import allowed_cores
+from lockstep.core.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from lockstep.learn.config import TrainConfig
+
+# mallopt(3), malloc.h of the GNU C library
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+KEPT_BYTES = 1 << 30
+SMALL_WIDTH = 128
+
+
+def prepare(config: TrainConfig) -> None:
+    """Set up torch's threads and the C library's allocator for a training."""
+    import torch
+
+    keep_large_buffers()
+    agent = config.agent
+    widths = [*agent.actor_hidden_dims, *agent.critic_hidden_dims]
+    widths += [] if agent.recurrent == "none" else [agent.recurrent_hidden_dim]
+    # Threads that wait for one another after every small layer gain nothing, and lose much on a busy machine.
+    automatic = 1 if max(widths, default=0) <= SMALL_WIDTH else allowed_cores()
+    torch.set_num_threads(config.num_torch_threads or automatic)
+
+
+def keep_large_buffers() -> bool:
+    """Tell the C library to keep freed buffers of up to 1 GiB; return whether it took the advice.
+
+    By default glibc maps every buffer above 32 MiB anew and returns memory at the heap's top, so each pass of an
+    update pays for page faults that the next one pays again. Other C libraries have no ``mallopt``.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return all(mallopt(option, KEPT_BYTES) for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD))
+
+
+def check_memory(num_bytes: int, num_envs: int) -> None:
+    """Refuse what this machine can't hold, before the system ends this or another process for want of memory.
+
+    Raises:
+        UsageError: more than all the memory there is.
+    """
+    total = psutil.virtual_memory().total
+    if num_bytes > total:
+        raise UsageError(
+            f"{num_envs} envs need at least {num_bytes / 2**30:.0f} GiB of memory and this machine has "
+            f"{total / 2**30:.0f} GiB; use fewer"
+        )
+
+
+@contextlib.contextmanager
+def memory_errors_in_words(num_envs: int) -> Iterator[None]:
+    """Turn an allocation that failed, on the host or on a GPU, into one line.
+
+    Raises:
+        RunError: instead of ``MemoryError`` and torch's own errors.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise RunError(f"out of memory with {num_envs} envs; use fewer") from None
+    except RuntimeError as error:
+        # torch.OutOfMemoryError on a GPU; on the CPU torch raises a plain RuntimeError.
+        if type(error).__name__ != "OutOfMemoryError" and "allocate memory" not in str(error):
+            raise
+        raise RunError(f"out of memory with {num_envs} envs; use fewer, or smaller networks") from None
