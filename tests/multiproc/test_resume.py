@@ -85,6 +85,34 @@ def test_a_checkpoint_starts_a_new_run_at_iteration_zero_with_the_same_weights()
     assert other["iteration"] == 1
 
 
+def test_a_run_from_a_checkpoint_remembers_it_from_the_start() -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "2")
+    start = lockstep(
+        "train", "cartpole_classic", *SMALL, "--checkpoint", str(run / "checkpoints" / "latest"),
+        "--max_iterations", "1", "--run_name", "new",
+    )  # fmt: skip
+    assert start.returncode == 0, start.stderr
+    (new,) = Path("logs/cartpole_classic").glob("*_new")
+    # As a kill before the first iteration's checkpoint would leave it.
+    (new / "checkpoints" / "model_1.pt").unlink()
+    (new / "checkpoints" / "latest").unlink()
+    first, trained = load(new / "checkpoints" / "model_0.pt"), load(run / "checkpoints" / "model_2.pt")
+    assert differences(first["policy"], trained["policy"]) == []
+    resumed = lockstep("train", "--resume", str(new))
+    assert resumed.returncode == 0, resumed.stderr
+    again = load(new / "checkpoints" / "model_1.pt")
+    assert again["policy"]["actor_normalizer.count"] == 3 * 8 * 16
+
+
+def test_a_finished_run_that_is_resumed_stays_as_it_is() -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "2")
+    before = json.loads((run / "progress.json").read_text())
+    resumed = lockstep("train", "--resume", str(run))
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((run / "progress.json").read_text()) == before
+    assert before["env_steps"] == 2 * 8 * 16
+
+
 @pytest.mark.parametrize(
     ("number", "status", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "preempted", 75)]
 )

@@ -108,6 +108,40 @@ def test_a_run_resumes_with_the_number_of_envs_it_had(checkpoint: Path, capsys: 
     assert "16 envs, not 32" in line
 
 
+def contents(run: Path) -> dict[Path, bytes]:
+    """Return every file of a run but the lock, which names whoever looked last."""
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "9"], "has seed 1, not 9"),
+        (["--dtype", "float64"], "has dtype float32, not float64"),
+        (["--agent.recurrent", "gru"], "lacks actor.memory"),
+        (["--env.action_kind", "discrete"], "the config asks for (2, 16)"),
+    ],
+)
+def test_a_run_resumes_as_what_it_was(
+    arguments: list[str], words: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = checkpoint.parent.parent
+    before = contents(run)
+    assert words in refused(capsys, "train", "--resume", str(run), "--max_iterations", "2", *arguments)
+    assert contents(run) == before
+
+
+def test_a_total_that_is_already_passed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "2")
+    assert "past max_iterations 1" in refused(capsys, "train", "--resume", str(run), "--max_iterations", "1")
+
+
+def test_more_envs_than_memory_holds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "train", "cartpole_classic", "--num_envs", "2000000000")
+    assert "GiB" in line
+    assert "use fewer" in line
+
+
 def test_under_several_ranks_training_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
