@@ -13,7 +13,7 @@ from lockstep.distributed.torch_comm import SoloComm
 from lockstep.learn.torch.evaluation import evaluate
 from lockstep.learn.torch.rollout import collect
 from lockstep.learn.torch.training import Training
-from lockstep.recipes.cartpole import cartpole_classic
+from lockstep.recipes.cartpole import cartpole_classic, cartpole_swingup
 from lockstep.session.make_env import build_env
 
 pytestmark = [
@@ -137,3 +137,17 @@ def test_a_run_goes_on_exactly(tmp_path: Any) -> None:
     second.iterate()
     for name, tensor in at_once.policy.state_dict().items():
         torch.testing.assert_close(second.policy.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_physics_on_the_host_and_learning_on_the_device_give_what_the_cpu_gives() -> None:
+    settings = {"num_envs": 16, "dtype": "float64", "agent": {"num_steps_per_env": 8, "schedule": "fixed"}}
+    trainings = []
+    for device in ("cpu", "cuda"):
+        config = merge(cartpole_swingup(), settings | {"device": device, "env": {"max_episode_steps": 10}})
+        trainings.append(Training(config, build_env(config), SoloComm()))
+    for _ in range(3):
+        for training in trainings:
+            training.iterate()
+    on_cpu, on_gpu = (training.policy.state_dict() for training in trainings)
+    for name, tensor in on_cpu.items():
+        torch.testing.assert_close(on_gpu[name].cpu(), tensor, rtol=1e-8, atol=1e-10)

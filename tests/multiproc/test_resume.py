@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.multiproc.commands import SMALL, lockstep, only_run, train_small
+from tests.unit.learner_fixtures import differences
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -20,27 +21,6 @@ def load(path: Path) -> dict[str, Any]:
     del content["wall_s"]
     content["config"].pop("max_iterations")
     return content
-
-
-def differences(one: Any, other: Any, name: str = "") -> list[str]:
-    """Return the dotted names at which two nests of tensors and plain values differ in any bit."""
-    if isinstance(one, dict):
-        if one.keys() != other.keys():
-            return [f"{name}: {one.keys() ^ other.keys()}"]
-        return [found for key in one for found in differences(one[key], other[key], f"{name}.{key}")]
-    if isinstance(one, list | tuple):
-        pairs = enumerate(zip(one, other, strict=True))
-        return [found for index, (a, b) in pairs for found in differences(a, b, f"{name}.{index}")]
-    if isinstance(one, torch.Tensor):
-        return [] if one.dtype == other.dtype and torch.equal(one, other) else [name]
-    return [] if one == other else [f"{name}: {one} != {other}"]
-
-
-def test_the_comparison_sees_a_single_bit() -> None:
-    one = {"a": [torch.zeros(3), 1]}
-    assert differences(one, {"a": [torch.zeros(3), 1]}) == []
-    assert differences(one, {"a": [torch.tensor([0.0, 0.0, 1e-45]), 1]}) == [".a.0"]
-    assert differences(one, {"a": [torch.zeros(3), 2]}) == [".a.1: 1 != 2"]
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
