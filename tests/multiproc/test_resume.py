@@ -84,6 +84,31 @@ def test_a_run_from_a_checkpoint_remembers_it_from_the_start() -> None:
     assert again["policy"]["actor_normalizer.count"] == 3 * 8 * 16
 
 
+def test_a_new_learning_rate_is_used_and_without_one_the_schedule_goes_on() -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "2")
+    rates = [json.loads(line)["learning_rate"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    options = ("--agent.learning_rate", "3e-5", "--agent.schedule", "fixed", "--max_iterations", "3")
+    assert lockstep("train", "--resume", str(run), *options).returncode == 0
+    assert lockstep("train", "--resume", str(run), "--max_iterations", "4").returncode == 0
+    after = [json.loads(line)["learning_rate"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert after[:2] == rates
+    assert after[2:] == pytest.approx([3e-5, 3e-5])
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_fail_a_run() -> None:
+    finished = lockstep(
+        "train", "cartpole_classic", *SMALL, "--max_iterations", "1", "--run_name", "$_$", MPLBACKEND="nonsense"
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert json.loads((only_run("cartpole_classic") / "progress.json").read_text())["status"] == "finished"
+
+
+def test_a_name_with_signs_of_mathematics_gets_its_picture() -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "30", "--run_name", "$_$ 日本")
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_finished_run_that_is_resumed_stays_as_it_is() -> None:
     run = train_small("cartpole_classic", "--max_iterations", "2")
     before = json.loads((run / "progress.json").read_text())

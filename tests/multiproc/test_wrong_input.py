@@ -1,6 +1,7 @@
 """Whatever is wrong is said in one line, with the mend, before anything is written."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,46 @@ def test_a_run_resumes_as_what_it_was(
     before = contents(run)
     assert words in refused(capsys, "train", "--resume", str(run), "--max_iterations", "2", *arguments)
     assert contents(run) == before
+
+
+def test_a_run_whose_checkpoints_are_all_gone_is_not_begun_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    run = train_small("cartpole_classic", "--max_iterations", "2")
+    (checkpoint,) = (run / "checkpoints").glob("model_*.pt")
+    whole = checkpoint.read_bytes()
+    for damage in (lambda: checkpoint.write_bytes(whole[:1000]), checkpoint.unlink):
+        damage()
+        before = contents(run)
+        assert main(["train", "--resume", str(run), "--max_iterations", "3"]) == 2
+        assert "put one back, or start a new run" in capsys.readouterr().err
+        assert contents(run) == before
+
+
+def test_a_checkpoint_with_a_number_that_is_none_is_refused(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load(checkpoint, weights_only=True)
+    content["policy"]["critic.perceptron.0.bias"][3] = torch.nan
+    torch.save(content, "bad.pt")
+    assert "critic.perceptron.0.bias" in refused(capsys, "play", "--checkpoint", "bad.pt")
+    assert "critic.perceptron.0.bias" in refused(capsys, "train", "cartpole_classic", *SMALL, "--checkpoint", "bad.pt")
+
+
+@pytest.mark.parametrize("name", ["config", "env", "optimizer", "wall_s", "memory"])
+def test_a_checkpoint_that_somebody_changed_is_refused(
+    name: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(checkpoint.parent.parent, "run")
+    path = Path("run/checkpoints/model_1.pt")
+    for value in ({}, None, 5):
+        content = torch.load(checkpoint, weights_only=True)
+        content[name] = value
+        torch.save(content, path)
+        if name == "wall_s" and value == 5:
+            continue  # as good as any
+        assert main(["train", "--resume", "run", "--max_iterations", "2"]) == 2, value
+        errors = capsys.readouterr().err
+        assert "Traceback" not in errors
+        assert "model_1.pt" in errors
 
 
 def test_a_total_that_is_already_passed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from lockstep.core.errors import LockstepError, RunError, UsageError
+from lockstep.core.null_run_directory import NullRunDirectory
 from lockstep.core.run_directory import (
-    NullRunDirectory,
     RunDirectory,
     check_run_directory,
     latest_checkpoint,

@@ -3,6 +3,7 @@
 ``lockstep --help`` must answer at once, so nothing heavy is imported here; each command imports what it needs.
 """
 
+import contextlib
 import importlib
 import io
 import os
@@ -89,7 +90,8 @@ def _unknown(command: str, name: str) -> UsageError:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"lockstep: error: {' '.join(message.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody listens; the exit code still tells
+        print(f"lockstep: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return code
 
 

@@ -127,7 +127,8 @@ def _run_to_resume(arguments: Arguments, overlay: Mapping[str, Any], task: str |
     from lockstep.core.run_directory import newest_run
 
     recipe = _recipe(task)
-    log_root = arguments.last("log_root") or overlay.get("log_root") or recipe.log_root
+    given = (arguments.last("log_root"), overlay.get("log_root"))
+    log_root = next((root for root in given if root is not None), recipe.log_root)
     return newest_run(str(log_root), recipe.task)
 
 

@@ -156,6 +156,8 @@ def _merged(config: ConfigT, overrides: Mapping[str, Any], prefix: str) -> Confi
         current = values[name]
         if isinstance(current, Config) and not isinstance(value, Config):
             values[name] = _merged(current, _section(dotted, value, current), f"{dotted}.")
+        elif isinstance(current, Config) and not isinstance(value, type(current)):
+            raise UsageError(f"{dotted} must be {type(current).__name__}, not {type(value).__name__}")
         elif isinstance(value, bool) and isinstance(current, int | float) and not isinstance(current, bool):
             raise UsageError(f"{dotted} must be a number, not {value!r}")  # pydantic would take true for 1
         else:

@@ -66,7 +66,7 @@ class Progress:
     def start(self) -> None:
         """Begin to show; until ``stop``, stdout and stderr lead past the panel."""
         terminal = self._log.behind(sys.stdout)
-        if terminal is None or not terminal.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        if terminal is None or not terminal.isatty() or (os.environ.get("TERM") or "dumb") in ("dumb", "unknown"):
             return
         console = Console(file=cast(TextIO, TolerantStream(terminal)), highlight=False)
         self._panel = Live(

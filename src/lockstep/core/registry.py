@@ -36,7 +36,7 @@ class Registry(Generic[T]):
         """
         if name not in self._entries:
             known = f"known: {', '.join(self._entries) or 'none'}"
-            raise UsageError(f"unknown {self._kind} {name!r}{nearest(name, self._entries)} ({known})")
+            raise UsageError(f"unknown {self._kind} {name!r}{nearest(str(name), self._entries)} ({known})")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

@@ -85,6 +85,8 @@ class RunDirectory:
         path = check_run_directory(path)
         try:
             lock = _lock(path)
+            for folder in (path / "checkpoints", path / "ranks"):
+                folder.mkdir(exist_ok=True)  # somebody may have tidied up
             for folder in (path, path / "checkpoints"):
                 remove_leftovers(folder)
         except OSError as error:
@@ -96,9 +98,18 @@ class RunDirectory:
     def begin_attempt(self, config_yaml: str) -> None:
         """Note in ``run.json`` that another process goes on, by this configuration."""
         run = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-        run["attempts"] = [*run.get("attempts", []), _attempt()]
+        attempts = run.get("attempts")
+        run["attempts"] = [*(attempts if isinstance(attempts, list) else []), _attempt()]
         write_atomic(self.path / "run.json", _json(run))
         write_atomic(self.config_path, config_yaml)
+
+    @property
+    def named_checkpoint(self) -> str | None:
+        """The checkpoint that ``progress.json`` names, whether or not it is still there."""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            name = json.loads((self.path / "progress.json").read_text(encoding="utf-8"))["checkpoint"]
+            return None if name is None else str(name)
+        return None
 
     @property
     def config_path(self) -> Path:
@@ -164,63 +175,18 @@ class RunDirectory:
             "reason": reason,
             "checkpoint": self._checkpoint and f"checkpoints/{self._checkpoint.name}",
         }
-        write_atomic(self.path / "progress.json", _json(progress), durable=status != "running")
+        try:
+            write_atomic(self.path / "progress.json", _json(progress), durable=status != "running")
+        except RunError:
+            if status == "running":
+                raise
+            # A full disk has no room for a second file, but the first one's is there: the end must be told.
+            with contextlib.suppress(OSError):
+                (self.path / "progress.json").write_text(_json(progress), encoding="utf-8")
 
     def close(self) -> None:
         """Let other processes have the directory."""
         self._lock.close()
-
-
-class NullRunDirectory:
-    """What ranks other than 0 get: the same calls, nothing written but the rank's own log if ``path`` is known."""
-
-    config_path = mujoco_log_path = Path(os.devnull)
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
-
-    def begin_attempt(self, config_yaml: str) -> None:
-        """Do nothing."""
-
-    def rank_log(self, rank: int) -> RankLog:
-        """Return a context that copies what this process prints into the rank's log."""
-        return RankLog(self.path and self.path / "ranks" / f"rank_{rank}.log")
-
-    def open_metrics(
-        self,
-        logger: metrics.Logger,
-        iteration: int = 0,
-        config: Mapping[str, Any] | None = None,
-    ) -> metrics.MetricsWriter:
-        """Return a writer without sinks."""
-        return metrics.MetricsWriter()
-
-    def truncate_metrics(self, iteration: int) -> None:
-        """Do nothing."""
-
-    def draw_curve(self) -> None:
-        """Do nothing."""
-
-    def checkpoints(self) -> list[Path]:
-        """Return nothing."""
-        return []
-
-    def save_checkpoint(self, iteration: int, write: Callable[[Path], object], keep: int = 5) -> None:
-        """Do nothing; ``write`` is not called."""
-
-    def write_progress(
-        self,
-        iteration: int,
-        max_iterations: int,
-        env_steps: int,
-        wall_s: float,
-        status: Status = "running",
-        reason: str | None = None,
-    ) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def check_run_directory(path: Path | str) -> Path:
@@ -266,8 +232,8 @@ def latest_checkpoint(path: Path | str) -> Path:
 def _newest_checkpoint(path: Path) -> Path | None:
     latest = path / "checkpoints" / "latest"
     with contextlib.suppress(OSError):
-        target = latest.with_name(latest.readlink().name)
-        if target.exists():
+        target = latest.with_name(latest.readlink().name or "nothing")
+        if _CHECKPOINT_NAME.fullmatch(target.name) and target.exists():
             return target
     return next(iter(checkpoints_of(path)), None)
 
@@ -338,7 +304,8 @@ def _publish(hidden: Path, name: str) -> Path:
 @contextlib.contextmanager
 def _nothing_left_behind(parent: Path, hidden: Path) -> Iterator[None]:
     """Turn failures into ``UsageError`` and remove what was made: the hidden directory and new, empty parents."""
-    new_parents = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    # os.path, unlike pathlib, has no objection to a name that is too long; making the folder will have.
+    new_parents = [folder for folder in (parent, *parent.parents) if not os.path.exists(folder)]  # noqa: PTH110
     try:
         yield
     except BaseException as error:

@@ -66,6 +66,8 @@ class TorchEnv:
         self.num_envs = engine.num_envs
         self.device, self.dtype = device, dtype
         self.noise_block = noise_block
+        space = task.action_space
+        self._action_shape = (self.num_envs, space.size) if space.kind == "continuous" else (self.num_envs,)
         self.env_ids = first_env_id + torch.arange(self.num_envs, dtype=torch.int32, device=device)
         self._reset_stream = Stream(seed, f"{streams}/reset", xp, device)
         self._step_stream = Stream(seed, f"{streams}/step", xp, device)
@@ -92,6 +94,8 @@ class TorchEnv:
 
     def step(self, action: torch.Tensor) -> Transition:
         """Apply one action per env: ``(num_envs, size)`` floats, or ``(num_envs,)`` integers if discrete."""
+        if tuple(action.shape) != self._action_shape:
+            raise ValueError(f"actions have shape {tuple(action.shape)}, not {self._action_shape}")
         self.num_steps += 1
         reset_noise, step_noise = self._noise_at(self.num_steps)
         state, diverged = self._advance(action, step_noise)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from lockstep.core.config import Config
 from lockstep.envs.config import EnvConfig
@@ -17,26 +17,26 @@ class PpoConfig(Config):
     num_steps_per_env: Count = Field(24, description="env steps per env and iteration")
     num_learning_epochs: Count = Field(5, description="passes over the rollout per iteration")
     num_mini_batches: Count = Field(4, description="minibatches per epoch; num_envs must be divisible by it")
-    learning_rate: float = Field(1e-3, gt=0, description="of Adam; where it starts if the schedule is adaptive")
+    learning_rate: float = Field(1e-3, gt=0, le=1e9, description="of Adam; where it starts if the schedule is adaptive")
     schedule: Literal["adaptive", "fixed"] = Field("adaptive", description="adaptive: steered by desired_kl")
-    desired_kl: float = Field(0.01, gt=0, description="KL divergence per update that the adaptive schedule aims at")
-    min_learning_rate: float = Field(1e-5, gt=0, description="lower bound of the adaptive schedule")
-    max_learning_rate: float = Field(1e-2, gt=0, description="upper bound of the adaptive schedule")
+    desired_kl: float = Field(0.01, gt=0, le=1e9, description="KL divergence that the adaptive schedule aims at")
+    min_learning_rate: float = Field(1e-5, gt=0, le=1e9, description="lower bound of the adaptive schedule")
+    max_learning_rate: float = Field(1e-2, gt=0, le=1e9, description="upper bound of the adaptive schedule")
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     lam: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantage estimation")
-    clip_param: float = Field(0.2, gt=0, description="clip range of the probability ratio and of the value")
+    clip_param: float = Field(0.2, gt=0, le=1e9, description="clip range of the probability ratio and of the value")
     use_clipped_value_loss: bool = Field(
         False, description="clip the value loss as the surrogate is clipped; holds a critic of large returns back"
     )
-    value_loss_coef: float = Field(1.0, ge=0, description="weight of the value loss")
-    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradient norm above which gradients are scaled down")
+    value_loss_coef: float = Field(1.0, ge=0, le=1e9, description="weight of the value loss")
+    entropy_coef: float = Field(0.0, ge=0, le=1e9, description="weight of the entropy bonus")
+    max_grad_norm: float = Field(1.0, gt=0, le=1e9, description="gradient norm above which gradients are scaled down")
     normalize_advantages: bool = Field(True, description="by mean and standard deviation over the whole rollout")
     normalize_observations: bool = Field(True, description="by running mean and standard deviation")
     actor_hidden_dims: tuple[Width, ...] = Field((64, 64), description="widths of the actor's hidden layers")
     critic_hidden_dims: tuple[Width, ...] = Field((64, 64), description="widths of the critic's hidden layers")
     activation: Literal["elu", "relu", "tanh", "silu"] = "elu"
-    init_std: float = Field(1.0, gt=0, description="standard deviation of a new Gaussian policy")
+    init_std: float = Field(1.0, ge=1e-6, le=1e6, description="standard deviation of a new Gaussian policy")
     recurrent: Literal["none", "gru", "lstm"] = Field("none", description="memory before the hidden layers")
     recurrent_hidden_dim: Width = Field(64, description="width of the memory")
     chunk_size: Count = Field(
@@ -84,13 +84,20 @@ class TrainConfig(Config):
     )
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="bfloat16: as autocast")
     engine: Literal["auto", "mujoco", "warp", "mjx", "analytic", "genesis"] = Field("auto", description="physics")
-    log_root: str = Field("logs", description="folder of all runs")
+    log_root: str = Field("logs", min_length=1, description="folder of all runs")
     run_name: str = Field("", description="appended to the run directory's name")
     logger: Literal["tensorboard", "wandb", "none"] = Field("tensorboard", description="besides metrics.jsonl")
     env: SerializeAsAny[EnvConfig] = EnvConfig()
     agent: PpoConfig = PpoConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
+
+    @field_validator("log_root")
+    @classmethod
+    def _is_a_path(cls, log_root: str) -> str:
+        if "\0" in log_root:
+            raise ValueError("has a zero byte, which no path may have")
+        return log_root
 
     @model_validator(mode="after")
     def _minibatches_divide_the_envs(self) -> "TrainConfig":

@@ -78,8 +78,9 @@ class RunObserver:
             self._progress.message(f"physics warnings: {counts}; see {self._run.mujoco_log_path}")
         try:
             self._run.draw_curve()
-        except RunError as error:
-            self._progress.message(f"lockstep: warning: {error}")  # a picture less; the training itself is safe
+        except Exception as error:  # a picture, and whatever stands in its way, decides nothing
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            self._progress.message(f"lockstep: warning: there is no curve.png: {reason}")
         if status == "finished":
             self._progress.message(f"finished: {self._run.path}")
         else:

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.config import merge
 from lockstep.core.errors import UsageError
 from lockstep.session.make_env import build_env
 from lockstep.session.policy import load_policy
@@ -34,7 +35,7 @@ def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, devi
         raise UsageError(f"num_episodes must be at least 1, not {num_episodes}")
     policy = load_policy(checkpoint, device)
     update = {"device": device} | ({} if seed is None else {"seed": seed})
-    config = policy.config.model_copy(update=update)
+    config = merge(policy.config, update)
     with (
         memory_errors_in_words(num_episodes),
         closing(build_env(config, num_envs=num_episodes, streams="evaluation")) as env,

@@ -29,6 +29,7 @@ class Policy:
 
     def __init__(self, config: TrainConfig, iteration: int, network: ActorCritic) -> None:
         self.config, self.iteration, self.network = config, iteration, network
+        self.num_observations = network.num_observations["actor"]
         self._memory: torch.Tensor | None = None
 
     def reset(self, done: torch.Tensor | None = None) -> None:
@@ -46,7 +47,10 @@ class Policy:
         """
         import torch
 
-        groups = observations if isinstance(observations, dict) else {"actor": observations}
+        actor = torch.as_tensor(observations["actor"] if isinstance(observations, dict) else observations)
+        if actor.ndim != 2 or actor.shape[1] != self.num_observations:
+            raise ValueError(f"observations have shape {tuple(actor.shape)}, not (num_envs, {self.num_observations})")
+        groups = {"actor": actor.to(next(self.network.parameters()))}
         with torch.no_grad():
             memory = self._memory
             if memory is None or memory.shape[1] != groups["actor"].shape[0]:

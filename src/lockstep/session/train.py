@@ -54,10 +54,9 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
         RunError: the training failed; ``progress.json`` says why.
     """
     topology = _check(config, checkpoint, resume)
-    prepare(config)
-    from lockstep.learn.torch import loop
-
     with ExitStack() as resources, memory_errors_in_words(config.num_envs):
+        request = resources.enter_context(watch())  # from here on a signal loses nothing
+        prepare(config)
         # A run that goes on is locked before anything is read from it.
         run = None if resume is None else resources.enter_context(closing(RunDirectory.open(resume)))
         env = resources.enter_context(closing(build_env(config)))
@@ -73,12 +72,13 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
             run.begin_attempt(config_yaml)
         env.engine.log_to(run.mujoco_log_path)
         log = resources.enter_context(run.rank_log(topology.rank))
-        request = resources.enter_context(watch())
         progress = resources.enter_context(Progress(config.task, run.path, log))
         observer = resources.enter_context(RunObserver(config, run, progress, request, training.so_far))
         if checkpoint is not None:
             # Whatever happens from here on, the run knows the weights it began with.
             observer.save(training.iteration, training.state_dict())
+        from lockstep.learn.torch import loop
+
         status = loop.train(training, observer, evaluation_env)
         observer.finish(status, env.engine.warning_counts)
     return Outcome(run.path, status)
@@ -103,17 +103,32 @@ def _take_up(config: TrainConfig, env: TorchEnv, checkpoint: Path | None, run: R
     training = Training(config, env, SoloComm())
     if checkpoint is not None:
         training.load_weights(load(checkpoint), checkpoint)
-    for path in run.checkpoints() if run is not None else []:
+    if run is not None:
+        _go_on(training, run)
+    return training
+
+
+def _go_on(training: Training, run: RunDirectory) -> None:
+    """Load the newest checkpoint that is whole. A run that never had one starts again from its config.
+
+    Raises:
+        UsageError: it had checkpoints, and none of them is there and whole.
+    """
+    from lockstep.learn.torch.checkpoint import load
+
+    problem = f"checkpoint {run.named_checkpoint} is gone" if run.named_checkpoint else None
+    for path in run.checkpoints():
         try:
             content = load(path)
         except UsageError as error:
-            # The one before it is whole: a resumed run loses some iterations rather than everything.
+            # The one before it may be whole: a resumed run loses some iterations rather than everything.
             print(f"lockstep: warning: {error}", file=sys.stderr)  # noqa: T201
+            problem = problem or f"checkpoint {path} is damaged"
             continue
         training.load_state_dict(content, path)
-        break
-    # A run that was stopped before its first checkpoint starts again from its config.
-    return training
+        return
+    if problem is not None:
+        raise UsageError(f"no checkpoint of {run.path} is whole ({problem}); put one back, or start a new run")
 
 
 def _create_run(config: TrainConfig, config_yaml: str, env: TorchEnv, topology: Topology) -> RunDirectory:

@@ -14,7 +14,15 @@ from torch import nn
 from lockstep.core.errors import UsageError
 
 FORMAT = 1
-REQUIRED = {"format", "ml_framework", "task", "config", "iteration", "env_steps", "policy"}
+REQUIRED = {
+    "format": int,
+    "ml_framework": str,
+    "task": str,
+    "config": dict,
+    "iteration": int,
+    "env_steps": int,
+    "policy": dict,
+}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -29,6 +37,8 @@ def load(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"checkpoint {path} does not exist; 'checkpoints/' of a run directory has model_<iteration>.pt"
         )
+    if not os.path.isfile(path):  # noqa: PTH113
+        raise UsageError(f"checkpoint {path} is no file; name one such as checkpoints/model_100.pt of a run directory")
     try:
         # torch reads a damaged archive without a word as long as its directory is whole; the sums tell.
         with zipfile.ZipFile(path) as archive:
@@ -45,8 +55,11 @@ def load(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise UsageError(f"checkpoint {path} is not a lockstep checkpoint ({reason})") from None
-    if not isinstance(content, dict) or not content.keys() >= REQUIRED:
+    if not isinstance(content, dict) or not content.keys() >= REQUIRED.keys():
         raise UsageError(f"checkpoint {path} is not a lockstep checkpoint; it lacks what lockstep writes")
+    for name, kind in REQUIRED.items():
+        if not isinstance(content[name], kind):
+            raise UsageError(f"checkpoint {path} has {name} of type {type(content[name]).__name__}; use another one")
     if content["format"] != FORMAT:
         raise UsageError(f"checkpoint {path} has format {content['format']}, this version reads format {FORMAT}")
     if content["ml_framework"] != "torch":
@@ -100,6 +113,8 @@ def load_strictly(module: nn.Module, saved: dict[str, torch.Tensor], path: objec
     for name, tensor in expected.items():
         if name not in saved:
             raise UsageError(f"checkpoint {path} lacks {name}; it was made with other agent settings")
+        if not isinstance(saved[name], torch.Tensor) or not torch.isfinite(saved[name]).all():
+            raise UsageError(f"checkpoint {path} has {name} that is no tensor of finite numbers; use an older one")
         if saved[name].shape != tensor.shape:
             raise UsageError(
                 f"checkpoint {path} has {name} of shape {tuple(saved[name].shape)}, the config asks for "

@@ -115,7 +115,7 @@ class ActorCritic(nn.Module):
     def __init__(self, config: PpoConfig, num_observations: dict[str, int], action_space: ActionSpace) -> None:
         super().__init__()
         num_actor, num_critic = num_observations["actor"], num_observations["critic"]
-        self.action_space = action_space
+        self.num_observations, self.action_space = dict(num_observations), action_space
         self.actor_normalizer = Normalizer(num_actor) if config.normalize_observations else Identity()
         self.critic_normalizer = Normalizer(num_critic) if config.normalize_observations else Identity()
         self.actor = Backbone(config, num_actor, config.actor_hidden_dims, action_space.size)

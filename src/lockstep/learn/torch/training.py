@@ -128,15 +128,24 @@ class Training:
         Raises:
             UsageError: of another task, number of envs or agent settings, or not complete.
         """
+        try:
+            self._load(saved, path)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UsageError(f"checkpoint {path} is incomplete or was changed ({reason}); use another one") from error
+
+    def _load(self, saved: Mapping[str, Any], path: object) -> None:
         self.load_weights(saved, path)
         missing = [name for name in ("optimizer", "learning_rate", "env", "memory") if name not in saved]
         if missing:
             raise UsageError(f"checkpoint {path} has no {missing[0]}, so a run can't resume from it; use --checkpoint")
-        for name in ("seed", "dtype"):
-            before, now = saved["config"].get(name), getattr(self.config, name)
-            if before != now:
+        before, now = saved["config"], self.config.model_dump(mode="json")
+        for name in ("seed", "dtype", "agent.init_std"):
+            *group, field = name.split(".")
+            then, asked = ((config[group[0]] if group else config)[field] for config in (before, now))
+            if then != asked:
                 raise UsageError(
-                    f"checkpoint {path} has {name} {before}, not {now}; a run resumes with the {name} it had (to "
+                    f"checkpoint {path} has {name} {then}, not {asked}; a run resumes with the {name} it had (to "
                     "change it, start a new run with --checkpoint)"
                 )
         num_envs = saved["env"]["episode_length"].shape[0]
@@ -147,7 +156,10 @@ class Training:
             )
         for name, expected in (("env", self.env.state_dict()), ("memory", self.memory._asdict())):
             checkpoint.check_like(saved[name], expected, path, name)
-        self.learner.load_optimizer(saved["optimizer"], saved["learning_rate"])
+        # A rate that the user has changed is the new one to start from; otherwise the schedule goes on.
+        changed = before["agent"]["learning_rate"] != now["agent"]["learning_rate"]
+        rate = self.learner.learning_rate.clone() if changed else saved["learning_rate"]
+        self.learner.load_optimizer(saved["optimizer"], rate)
         self.env.load_state_dict(saved["env"])
         device = self.env.device
         self.memory = self.memory._replace(**{name: memory.to(device) for name, memory in saved["memory"].items()})

@@ -1,0 +1,63 @@
+"""The run directory of a rank that writes nothing."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.core import metrics
+from lockstep.core.rank_log import RankLog
+from lockstep.core.run_directory import Status
+
+
+class NullRunDirectory:
+    """What ranks other than 0 get: the same calls, nothing written but the rank's own log if ``path`` is known."""
+
+    config_path = mujoco_log_path = Path(os.devnull)
+    named_checkpoint = None
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+
+    def begin_attempt(self, config_yaml: str) -> None:
+        """Do nothing."""
+
+    def rank_log(self, rank: int) -> RankLog:
+        """Return a context that copies what this process prints into the rank's log."""
+        return RankLog(self.path and self.path / "ranks" / f"rank_{rank}.log")
+
+    def open_metrics(
+        self,
+        logger: metrics.Logger,
+        iteration: int = 0,
+        config: Mapping[str, Any] | None = None,
+    ) -> metrics.MetricsWriter:
+        """Return a writer without sinks."""
+        return metrics.MetricsWriter()
+
+    def truncate_metrics(self, iteration: int) -> None:
+        """Do nothing."""
+
+    def draw_curve(self) -> None:
+        """Do nothing."""
+
+    def checkpoints(self) -> list[Path]:
+        """Return nothing."""
+        return []
+
+    def save_checkpoint(self, iteration: int, write: Callable[[Path], object], keep: int = 5) -> None:
+        """Do nothing; ``write`` is not called."""
+
+    def write_progress(
+        self,
+        iteration: int,
+        max_iterations: int,
+        env_steps: int,
+        wall_s: float,
+        status: Status = "running",
+        reason: str | None = None,
+    ) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
