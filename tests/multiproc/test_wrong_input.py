@@ -160,7 +160,8 @@ def test_a_checkpoint_that_somebody_changed_is_refused(
 ) -> None:
     shutil.copytree(checkpoint.parent.parent, "run")
     path = Path("run/checkpoints/model_1.pt")
-    for value in ({}, None, 5):
+    values: tuple[object, ...] = ({}, None, 5)
+    for value in values:
         content = torch.load(checkpoint, weights_only=True)
         content[name] = value
         torch.save(content, path)

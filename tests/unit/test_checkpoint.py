@@ -244,7 +244,7 @@ def test_another_framework(path: Path, content: dict[str, Any]) -> None:
 def test_strict_loading_names_the_first_that_does_not_fit() -> None:
     saved = nn.Linear(3, 2).state_dict()
     for changed, words in (
-        ({"bias": saved["bias"]}, "model_1.pt lacks weight; it was made with other agent settings"),
+        ({"bias": saved["bias"]}, "model_1.pt lacks weight: it is of another kind of policy"),
         (saved | {"weight": torch.zeros(2, 4)}, "has weight of shape (2, 4), the config asks for (2, 3)"),
         (saved | {"extra": torch.zeros(1)}, "has extra, which the config has no place for"),
     ):

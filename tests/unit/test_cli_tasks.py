@@ -3,13 +3,14 @@ import json
 import pytest
 
 from lockstep.cli.main import main
+from lockstep.recipes.catalog import TASKS
 
 
 def test_the_table_has_a_line_for_each_task_and_needs_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["task", "engines", "observations", "action", "time", "limit", "description"]
-    assert [line.split()[0] for line in lines] == ["cartpole_classic", "cartpole_balance", "cartpole_swingup"]
+    assert [line.split()[0] for line in lines] == list(TASKS)
     assert lines[0].split()[1:5] == ["analytic", "4", "1", "continuous"]
     assert lines[2].split()[1] == "mujoco"
 

@@ -63,7 +63,7 @@ def test_load_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_catalog_lists_the_tasks_without_loading_them() -> None:
-    assert list(TASKS) == ["cartpole_classic", "cartpole_balance", "cartpole_swingup"]
+    assert {"cartpole_classic", "cartpole_balance", "cartpole_swingup"} <= set(TASKS)
     for name in TASKS:
         assert TASKS.get(name).name == name
     assert TASKS.get("cartpole_classic").engines == ("analytic",)

@@ -98,4 +98,4 @@ def unexpected_word(word: str) -> UsageError:
     name, equals, value = word.partition("=")
     if equals and name:
         return UsageError(f"unexpected {word!r}; settings are flags: --{name.lstrip('+~')} {value}")
-    return UsageError(f"unexpected {word!r}; every value belongs to a flag, as in --num_envs 512")
+    return UsageError(f"unexpected {word!r}; every value belongs to a flag, as in --run logs/<task>/<run>")

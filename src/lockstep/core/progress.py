@@ -208,7 +208,8 @@ class _View:
             subtitle=Text(self.run_path, style="dim"),
             subtitle_align="left",
             border_style="dim",
-            width=min(options.max_width, _MAX_WIDTH),
+            # Short of the edge: a ^C that the terminal echoes must not wrap the line that is drawn over.
+            width=min(options.max_width - 3, _MAX_WIDTH),
         )
 
     def _head(self, options: ConsoleOptions) -> Table:

@@ -195,7 +195,7 @@ def check_run_directory(path: Path | str) -> Path:
     if path.is_file():
         raise UsageError(f"{path} is a file, not a run directory; a checkpoint is given with --checkpoint")
     if not path.is_dir():
-        raise UsageError(f"there is no run directory {path}; a bare --resume takes the newest run of the task")
+        raise UsageError(f"there is no run directory {path}; runs are <log_root>/<task>/<time>")
     missing = [name for name in ("config.yaml", "run.json") if not (path / name).is_file()]
     if missing:
         raise UsageError(f"{path} is not a run directory: it has no {missing[0]}; runs are <log_root>/<task>/<time>")

@@ -31,7 +31,7 @@ TASKS: Registry[TaskEntry] = Registry("task")
 for _entry in (
     TaskEntry(
         name="cartpole_classic",
-        description="keep a pole up on a cart; Barto, Sutton and Anderson's equations, continuous or discrete action",
+        description="keep a pole up on a cart (Barto, Sutton, Anderson); --env.action_kind continuous or discrete",
         task="lockstep.tasks.cartpole_classic.task:CartpoleClassic",
         recipe="lockstep.recipes.cartpole:cartpole_classic",
         engines=("analytic",),

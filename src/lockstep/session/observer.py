@@ -36,6 +36,7 @@ class RunObserver:
     ) -> None:
         self._config, self._run, self._progress, self._request = config, run, progress, request
         self._last = so_far
+        self._began_at = self._counters()[0]
         self._metrics = MetricsWriter()
 
     @property
@@ -81,10 +82,18 @@ class RunObserver:
         except Exception as error:  # a picture, and whatever stands in its way, decides nothing
             reason = str(error).partition("\n")[0] or type(error).__name__
             self._progress.message(f"lockstep: warning: there is no curve.png: {reason}")
-        if status == "finished":
-            self._progress.message(f"finished: {self._run.path}")
-        else:
-            self._progress.message(f"{status} and saved: continue with lockstep train --resume {self._run.path}")
+        self._progress.message(self._farewell(status))
+
+    def _farewell(self, status: Literal["finished"] | StopReason) -> str:
+        path, total = self._run.path, self._config.max_iterations
+        if status != "finished":
+            return f"{status} and saved: continue with lockstep train --resume {path}"
+        if self._counters()[0] == self._began_at:
+            return (
+                f"nothing to do: {path} is at iteration {total} of {total}; go on with "
+                f"lockstep train --resume {path} --max_iterations {2 * total}"
+            )
+        return f"finished: play it with lockstep play --run {path}"
 
     def __enter__(self) -> Self:
         try:

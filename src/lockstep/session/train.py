@@ -79,6 +79,10 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
             observer.save(training.iteration, training.state_dict())
         from lockstep.learn.torch import loop
 
+        progress.message(
+            f"{config.task}: {config.num_envs} envs, physics by {type(env.engine).__name__}, learning on {env.device}, "
+            f"in {run.path}"
+        )
         status = loop.train(training, observer, evaluation_env)
         observer.finish(status, env.engine.warning_counts)
     return Outcome(run.path, status)

@@ -112,7 +112,10 @@ def load_strictly(module: nn.Module, saved: dict[str, torch.Tensor], path: objec
     expected = module.state_dict()
     for name, tensor in expected.items():
         if name not in saved:
-            raise UsageError(f"checkpoint {path} lacks {name}; it was made with other agent settings")
+            raise UsageError(
+                f"checkpoint {path} lacks {name}: it is of another kind of policy; keep the env and agent settings of "
+                "its run (config.yaml)"
+            )
         if not isinstance(saved[name], torch.Tensor) or not torch.isfinite(saved[name]).all():
             raise UsageError(f"checkpoint {path} has {name} that is no tensor of finite numbers; use an older one")
         if saved[name].shape != tensor.shape:

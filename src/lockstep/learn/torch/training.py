@@ -169,4 +169,4 @@ class Training:
                 f"{self.config.max_iterations}, which is the total; use a larger --max_iterations"
             )
         self.iteration, self.env_steps = saved["iteration"], saved["env_steps"]
-        self.wall_s = saved["wall_s"]
+        self.wall_s = float(saved["wall_s"])
