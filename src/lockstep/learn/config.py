@@ -40,7 +40,7 @@ class PpoConfig(Config):
     recurrent: Literal["none", "gru", "lstm"] = Field("none", description="memory before the hidden layers")
     recurrent_hidden_dim: Width = Field(64, description="width of the memory")
     chunk_size: Count = Field(
-        12288, description="samples per forward and backward pass; gradients add up over a minibatch's chunks"
+        8192, description="samples per forward and backward pass; gradients add up over a minibatch's chunks"
     )
 
     @model_validator(mode="after")
