@@ -1,11 +1,12 @@
 """Training throughput of lockstep beside rsl_rl on one core, in one paired, interleaved run.
 
-    .venv/bin/python benchmarks/peers/compare.py [--rounds 9] [--save]
+    .venv/bin/python benchmarks/peers/compare.py [--starts 3] [--rounds 5] [--save]
 
 Each side trains ``cartpole_classic`` in a process of its own, on the same core, in rounds that take turns, so that
 what the host does meanwhile falls on both. A pair is one round of each, and the ratio is taken pair by pair. A round
-is whole iterations (rollout and update); start-up and the first iterations are not counted. The command fails unless
-all sides did equal work and all learned.
+is whole iterations (rollout and update); start-up and the first iterations are not counted. How fast a process is
+depends on the memory it was given, so all sides are started anew ``--starts`` times. The command fails unless all
+sides did equal work and all learned.
 
 rsl_rl gets an environment of its own, ``benchmarks/peers/.venv``, made the first time from ``requirements.txt``.
 """
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -149,19 +151,35 @@ def main() -> None:
     workload = Workload(normalize_observations=not arguments.no_normalize_observations)
     pythons = {"lockstep": Path(sys.executable), "rsl_rl": peer_python()}
     load = os.getloadavg()[0]
-    with ExitStack() as resources:
-        workers = []
-        for name in arguments.sides:
-            python = pythons[CONTENDERS[name].library]
-            worker = Worker(name, python, arguments.core, arguments.warm_up, workload)
-            workers.append(resources.enter_context(closing(worker)))
-        rounds = play_rounds(workers, arguments.rounds, arguments.iterations)
-    check_work(workers, rounds, workload)
-    facts = gather_facts(arguments, workers, workload, load)
+    starts: list[dict[str, list[Round]]] = []
+    for number in range(arguments.starts):
+        print(f"start {number + 1}/{arguments.starts}", flush=True)
+        with ExitStack() as resources:
+            workers = []
+            for name in arguments.sides:
+                python = pythons[CONTENDERS[name].library]
+                worker = Worker(name, python, arguments.core, arguments.warm_up, workload)
+                workers.append(resources.enter_context(closing(worker)))
+            starts.append(play_rounds(workers, arguments.rounds, arguments.iterations))
+        check_work(workers, starts[-1], workload)
+    facts = gather_facts(arguments, workers, workload, load) | medians_of_starts(starts)
+    rounds = {name: [each for start in starts for each in start[name]] for name in arguments.sides}
     rows = table(rounds)
     print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()) + "\n\n" + as_text(rows))
     if arguments.save:
         save(facts, rows, rounds)
+
+
+def medians_of_starts(starts: Sequence[dict[str, list[Round]]]) -> dict[str, str]:
+    """Return, for each side but the first, the median ratio to it in each start."""
+    first, *others = starts[0]
+    medians = {
+        name: [statistics.median(ratios(start[first], start[name], "wall_s")) for start in starts] for name in others
+    }
+    return {
+        f"{first} / {name}, median of each start": ", ".join(f"{median:.3f}" for median in own)
+        for name, own in medians.items()
+    }
 
 
 def gather_facts(
@@ -186,7 +204,8 @@ def gather_facts(
         "equal work": ", ".join(f"{name} {value}" for name, value in workers[0].description["work"].items())
         + " in an iteration of every side",
         "glibc keeps large buffers": ", ".join(kept) or "on no side",
-        "rounds": f"{arguments.rounds} of {arguments.iterations} iterations per side, taking turns",
+        "rounds": f"{arguments.starts} starts of all processes x {arguments.rounds} rounds of {arguments.iterations} "
+        "iterations per side, taking turns",
     }
 
 
@@ -206,7 +225,8 @@ def save(facts: dict[str, str], rows: list[list[str]], rounds: dict[str, list[Ro
 def parse() -> argparse.Namespace:
     """Return the command line's settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="per side")
+    parser.add_argument("--starts", type=int, default=3, help="of all processes")
+    parser.add_argument("--rounds", type=int, default=5, help="per side and start")
     parser.add_argument("--iterations", type=int, default=5, help="per round")
     parser.add_argument("--warm_up", type=int, default=4, help="iterations that are not counted")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="number of the core all share")
@@ -216,7 +236,7 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.core not in os.sched_getaffinity(0):
         parser.error(f"core {arguments.core} may not be used; allowed: {sorted(os.sched_getaffinity(0))}")
-    for name in ("rounds", "iterations", "warm_up"):
+    for name in ("starts", "rounds", "iterations", "warm_up"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, not {getattr(arguments, name)}")
     return arguments
