@@ -4,20 +4,43 @@ Names are imported when they are first used: ``import lockstep`` loads neither t
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep import distributed
+    from lockstep.session.init import Place, init
     from lockstep.session.make_config import make_config
     from lockstep.session.make_env import make_env
     from lockstep.session.play import play
     from lockstep.session.policy import Policy, load_policy
+    from lockstep.session.runner import Runner
     from lockstep.session.train import Outcome, train
 
-__all__ = ["Outcome", "Policy", "load_policy", "make_config", "make_env", "play", "train"]
+if os.environ.get("WORLD_SIZE", "1") != "1":
+    # Each rank gets its own GPU before anything else has a chance to initialise CUDA.
+    importlib.import_module("lockstep.distributed.isolation").isolate()
+
+__all__ = [
+    "Outcome",
+    "Place",
+    "Policy",
+    "Runner",
+    "distributed",
+    "init",
+    "load_policy",
+    "make_config",
+    "make_env",
+    "play",
+    "train",
+]
 
 _HOMES = {
     "Outcome": "lockstep.session.train",
+    "Place": "lockstep.session.init",
     "Policy": "lockstep.session.policy",
+    "Runner": "lockstep.session.runner",
+    "init": "lockstep.session.init",
     "load_policy": "lockstep.session.policy",
     "make_config": "lockstep.session.make_config",
     "make_env": "lockstep.session.make_env",
@@ -27,6 +50,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "distributed":
+        return importlib.import_module("lockstep.distributed")
     if name not in _HOMES:
         raise AttributeError(f"module 'lockstep' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

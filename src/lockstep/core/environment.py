@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from lockstep.core.gpu_mask import find_gpus
+
 _DISTRIBUTIONS = {
     "lockstep": "lockstep-rl",
     "torch": "torch",
@@ -27,7 +29,7 @@ def describe() -> dict[str, Any]:
     return {
         "command": sys.argv,
         "versions": {"python": platform.python_version(), **versions()},
-        "git": {"lockstep": _git_of_lockstep(), "working_folder": git_state(Path.cwd())},
+        "git": {"lockstep": git_of_lockstep(), "working_folder": git_state(Path.cwd())},
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "hardware": {
@@ -63,28 +65,10 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def gpus() -> list[dict[str, Any]]:
     """Return name, UUID, memory (bytes) and driver of every NVIDIA GPU of the machine, asked through NVML."""
-    import pynvml  # type: ignore[import-untyped]
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    found: list[dict[str, Any]] = []
-    with contextlib.suppress(pynvml.NVMLError):
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(
-                {
-                    "name": pynvml.nvmlDeviceGetName(handle),
-                    "uuid": pynvml.nvmlDeviceGetUUID(handle),
-                    "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    "driver": driver,
-                }
-            )
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlShutdown()
-    return found
+    return [
+        {"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_bytes or None, "driver": gpu.driver}
+        for gpu in find_gpus()
+    ]
 
 
 def allowed_cores(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
@@ -137,7 +121,8 @@ def _cpu_model() -> str | None:
     return platform.processor() or platform.machine() or None
 
 
-def _git_of_lockstep() -> dict[str, Any] | None:
+def git_of_lockstep() -> dict[str, Any] | None:
+    """Return ``git_state`` of the checkout that lockstep runs from; None if it was installed elsewhere."""
     source = Path(__file__).resolve()
     # An installed copy may lie inside somebody else's checkout, whose commit would say nothing about lockstep.
     return git_state(source.parent) if _git(source.parent, "ls-files", "--", source.name) else None

@@ -35,12 +35,39 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Topology:
     return Topology(rank, local_rank, world_size, local_world_size)
 
 
-def require_one_process(topology: Topology) -> None:
-    """Raise UsageError if the job has several ranks, which training does not take yet."""
-    if topology.world_size > 1:
-        raise UsageError(
-            f"this version trains with one process, and WORLD_SIZE is {topology.world_size}; start it without torchrun"
-        )
+ISOLATED = "LOCKSTEP_ISOLATED"
+"""Variable that holds the ``identity`` of the rank whose environment is set up already; its child processes have it."""
+
+_IDENTITY = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+)
+
+
+def identity(environment: Mapping[str, str] = os.environ) -> str:
+    """Return one text for this rank of this job. The ranks of a job started inside a rank have others."""
+    return " ".join(f"{name}={environment.get(name, '')}" for name in _IDENTITY)
+
+
+def is_isolated(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process or the one that started it has isolated this rank."""
+    return environment.get(ISOLATED) == identity(environment)
+
+
+def require_distributed(kind: type, name: str, world_size: int) -> None:
+    """Refuse a class whose attribute ``distributed_unsupported`` says why it can't take part on several ranks.
+
+    Raises:
+        UsageError: with that reason, word for word.
+    """
+    reason = getattr(kind, "distributed_unsupported", None)
+    if world_size > 1 and reason is not None:
+        raise UsageError(f"{name} can't train on {world_size} ranks: {reason}; run it with one process")
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
