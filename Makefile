@@ -19,7 +19,7 @@ train: $(INSTALLED) ## train the task cartpole_balance with its recipe
 	$(BIN)/lockstep train --task cartpole_balance $(ARGS)
 
 test: $(INSTALLED) ## run the tests
-	$(BIN)/pytest --numprocesses auto --maxprocesses 8 $(ARGS)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadgroup $(ARGS)
 
 lint: $(INSTALLED) ## check style, types and import rules
 	$(BIN)/ruff check

@@ -8,6 +8,8 @@ class LockstepError(Exception):
     """Base of all errors worded for the user; ``exit_code`` is what the command line returns."""
 
     exit_code = 1
+    shared = False
+    """The same error was raised on every rank, so one of them says it for all."""
 
 
 class UsageError(LockstepError):

@@ -6,7 +6,8 @@ Arrays are annotated as ``Array``: any array of the Python array API (numpy, tor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
@@ -146,28 +147,61 @@ class FlatGradients(Protocol):
 
     flat: torch.Tensor
     """``(size,)``: gradient sums, what rides along, the sample count, a non-finite flag per rank; summed over ranks."""
+    parts: Sequence[slice]
+    """The parts of ``flat`` that travel in one piece each, in the order in which they become complete."""
 
-    def flag_nonfinite_(self, rank: int) -> None:
-        """Set this rank's flag to 1 if any of its sums is not finite; called before the reduction."""
+    def watch(self, complete: Callable[[slice], None]) -> AbstractContextManager[None]:
+        """Call back during the backward pass of the context whenever the next part is complete, in order."""
+
+    def flag_nonfinite_(self, rank: int, part: slice) -> None:
+        """Set this rank's flag to 1 if any of its sums in ``part`` is not finite; called before the reduction."""
 
     def divide_by_count_(self) -> None:
         """Turn sums into means over all samples; called after the reduction."""
 
 
 class Comm(Protocol):
-    """What a learner sees of the other ranks (torch). A single process gets a real one too."""
+    """What a learner sees of the other ranks (torch). A single process gets a real one too.
+
+    Every method that all ranks must call together takes a ``tag``, which says in messages what the exchange is for.
+    """
 
     rank: int
     world_size: int
 
-    def broadcast_(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite every tensor with rank 0's, in place."""
+    def broadcast_(self, tensors: Mapping[str, torch.Tensor], tag: str) -> None:
+        """Overwrite every tensor with rank 0's, in place and bit for bit."""
+
+    def last_backward(self, gradients: FlatGradients) -> AbstractContextManager[None]:
+        """Reduce parts of the buffer while the last backward pass of a minibatch, run in the context, goes on."""
 
     def mean_gradients_(self, gradients: FlatGradients) -> None:
         """Sum the flat gradient buffer and what rides in it over ranks, then divide by the global sample count."""
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor:
         """Return ``(world_size, *tensor.shape)``: every rank's tensor, the same on every rank."""
+
+    def gather_rows(self, rows: torch.Tensor, tag: str) -> torch.Tensor:
+        """Return ``(sum of num_rows, ...)`` on rank 0: all ranks' ``rows (num_rows, ...)`` in the order of ranks.
+
+        The number of rows may differ from rank to rank. Other ranks get their own rows back.
+        """
+
+    def gather_text(self, text: str, tag: str) -> list[str]:
+        """Return every rank's text, on every rank."""
+
+    def on_main(self, work: Callable[[], str], tag: str) -> str:
+        """Run ``work`` on rank 0 alone and return its text on every rank.
+
+        Raises:
+            LockstepError: what ``work`` raised, on every rank.
+        """
+
+    def log_to(self, folder: Path) -> None:
+        """Say where the debug mode writes down what this rank exchanged."""
+
+    def take_wait_s(self) -> float:
+        """Return the seconds this rank spent in exchanges, waiting for others included, since the last call."""
 
     def close(self) -> None:
         """Leave the group."""

@@ -1,0 +1,129 @@
+"""The few operations on a process group that everything between ranks is made of: counted, timed and tagged."""
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class Work(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Return when its result may be used: on a GPU by whatever is launched from now on, on a CPU at once."""
+
+
+class Collectives:
+    """Operations that every rank of the group must call in the same order. Sums and copies are the same on all ranks.
+
+    Args:
+        device: where tensors live that are made for an exchange; those of other devices are staged.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.device = device
+        self.num_started = 0
+        self._wait = _WaitOnDevice() if device.type == "cuda" else _WaitOnHost()
+
+    def all_reduce_(self, tensor: torch.Tensor, tag: str) -> None:
+        """Sum a tensor over ranks, in place."""
+        self.start_all_reduce_(tensor, tag).wait()
+
+    def start_all_reduce_(self, tensor: torch.Tensor, tag: str) -> Work:
+        """Begin to sum a tensor (contiguous) over ranks, in place; it may not be touched before ``wait``."""
+        self.num_started += 1
+        staged = self._staged(tensor)
+        return _Pending(dist.all_reduce(staged, async_op=True), self._wait, tensor, staged)
+
+    def broadcast_(self, tensor: torch.Tensor, tag: str) -> None:
+        """Overwrite a tensor (contiguous) with rank 0's."""
+        self.num_started += 1
+        staged = self._staged(tensor)
+        _Pending(dist.broadcast(staged, 0, async_op=True), self._wait, tensor, staged).wait()
+
+    def all_gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor:
+        """Return ``(world_size, *tensor.shape)`` on every rank."""
+        self.num_started += 1
+        staged = self._staged(tensor.contiguous())
+        gathered = staged.new_empty((self.world_size, *tensor.shape))
+        _Pending(dist.all_gather(list(gathered.unbind(0)), staged, async_op=True), self._wait, staged, staged).wait()
+        return gathered.to(tensor.device)
+
+    def gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor | None:
+        """Return ``(world_size, *tensor.shape)`` on rank 0, None on the others."""
+        self.num_started += 1
+        staged = self._staged(tensor.contiguous())
+        gathered = staged.new_empty((self.world_size, *tensor.shape)) if self.rank == 0 else None
+        parts = None if gathered is None else list(gathered.unbind(0))
+        _Pending(dist.gather(staged, parts, 0, async_op=True), self._wait, staged, staged).wait()
+        return None if gathered is None else gathered.to(tensor.device)
+
+    def log_to(self, path: Path) -> None:
+        """Do nothing: only the debug mode keeps a log."""
+
+    def take_wait_s(self) -> float:
+        """Return the seconds spent in operations since the last call, waiting for other ranks included.
+
+        On a GPU it is the time that its stream stood in them; asking waits for the stream.
+        """
+        return self._wait.take_s()
+
+    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device.type == self.device.type else tensor.to(self.device)
+
+
+class _WaitOnHost:
+    """Time that the host stood still in operations."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+
+    def wait_for(self, work: dist.Work) -> None:
+        began = time.perf_counter()
+        work.wait()
+        self._total_s += time.perf_counter() - began
+
+    def take_s(self) -> float:
+        taken, self._total_s = self._total_s, 0.0
+        return taken
+
+
+class _WaitOnDevice:
+    """Time that the current CUDA stream stood still in operations, by events: the host never waits for it."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def wait_for(self, work: dist.Work) -> None:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work.wait()
+        end.record()
+        self._pairs.append((begin, end))
+
+    def take_s(self) -> float:
+        if self._pairs:
+            self._pairs[-1][1].synchronize()
+        taken_ms: float = sum(begin.elapsed_time(end) for begin, end in self._pairs)
+        self._pairs = []
+        return taken_ms / 1e3
+
+
+class _Pending:
+    def __init__(
+        self,
+        work: dist.Work | None,
+        wait: _WaitOnHost | _WaitOnDevice,
+        target: torch.Tensor,
+        staged: torch.Tensor,
+    ) -> None:
+        self._work, self._wait, self._target, self._staged = work, wait, target, staged
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._wait.wait_for(self._work)
+        if self._staged is not self._target:
+            self._target.copy_(self._staged)

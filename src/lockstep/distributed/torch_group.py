@@ -1,0 +1,241 @@
+"""The process group of a job: joined once, with a deadline and in words, and left at the end of the process."""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from lockstep.core.errors import RunError, UsageError
+from lockstep.core.types import Comm
+from lockstep.distributed import torch_debug
+from lockstep.distributed.isolation import placement_problem
+from lockstep.distributed.topology import Topology, from_environment
+from lockstep.distributed.torch_collectives import Collectives
+from lockstep.distributed.torch_comm import GroupComm, SoloComm
+from lockstep.distributed.torch_debug import CheckedCollectives
+from lockstep.distributed.wording import name_ranks
+
+JOIN_TIMEOUT_S = 120.0
+"""How long ranks wait for one another at the start; LOCKSTEP_JOIN_TIMEOUT_S changes it."""
+TIMEOUT_S = 600.0
+"""How long an exchange may take; LOCKSTEP_TIMEOUT_S changes it."""
+_PREFIX = "lockstep"
+_ARRIVED, _MET = f"{_PREFIX}/arrived/{{}}", f"{_PREFIX}/met/{{}}"
+
+_collectives: Collectives | CheckedCollectives | None = None
+_current: GroupComm | None = None
+_num_checked = 0
+
+
+def setup(backend: str | None = None, device: torch.device | None = None) -> Topology:
+    """Join the job's process group; without several ranks, or once it is joined, do nothing.
+
+    Args:
+        backend: ``nccl`` or ``gloo``; None for the one that suits the device.
+        device: of this rank; None for its GPU if it has one, else the CPU.
+
+    Raises:
+        UsageError: torchrun did not start this process, or the backend does not suit.
+        RunError: ranks are missing after LOCKSTEP_JOIN_TIMEOUT_S seconds; they are named.
+    """
+    topology = from_environment()
+    if topology.world_size == 1 or dist.is_initialized():
+        return topology
+    problem = placement_problem()
+    if device is None and backend is None and problem is not None:
+        raise UsageError(f'{problem}; for ranks on CPU cores, setup(backend="gloo")')
+    if device is None:
+        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    if backend not in ("nccl", "gloo"):
+        raise UsageError(f"backend {backend!r} is unknown; use nccl (GPUs) or gloo (CPUs)")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UsageError(f"{name} is not set although WORLD_SIZE is {topology.world_size}; start with torchrun")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)  # plain "cuda" names no device to set
+        torch.cuda.set_device(device)
+    store = _meet(topology)
+    with _deadline(topology, store):
+        dist.init_process_group(
+            backend,
+            store=PrefixStore(f"{_PREFIX}/group", store),
+            rank=topology.rank,
+            world_size=topology.world_size,
+            timeout=timedelta(seconds=_seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S)),
+            device_id=device if backend == "nccl" else None,
+        )
+        first = torch.ones(1, device=device if backend == "nccl" else "cpu")
+        dist.all_reduce(first)
+        if int(first) != topology.world_size:
+            raise RunError(f"the sum of {topology.world_size} ones over ranks is {float(first)}; the network is broken")
+    atexit.register(cleanup)
+    return topology
+
+
+def join(device: torch.device) -> Comm:
+    """Return this rank's communicator: of the job's process group, which is joined if it is not yet, or of one alone.
+
+    Args:
+        device: that this rank trains on.
+
+    Raises:
+        UsageError, RunError: as ``setup``.
+    """
+    if dist.is_initialized():
+        return _comm()
+    if setup(device=device).world_size == 1:
+        return SoloComm()
+    return _comm(leave=cleanup)
+
+
+def current() -> Comm:
+    """Return the communicator of the group that was joined, by whoever it was; of this process alone without one.
+
+    Raises:
+        UsageError: the job has several ranks that have not joined: each would train on its own without a word.
+    """
+    global _current
+    if dist.is_initialized():
+        _current = _current or _comm()
+        return _current
+    world_size = from_environment().world_size
+    if world_size > 1:
+        raise UsageError(f"WORLD_SIZE is {world_size} and the ranks have not joined; call lockstep.init() first")
+    return SoloComm()
+
+
+def _comm(leave: Callable[[], None] = lambda: None) -> GroupComm:
+    return GroupComm(collectives(), leave)
+
+
+def collectives() -> Collectives | CheckedCollectives:
+    """Return the operations of the joined group: one object for all, which counts, and checks, them in one sequence."""
+    global _collectives, _num_checked
+    if _collectives is None:
+        _collectives = Collectives(device_of_group())
+        if torch_debug.is_wanted():
+            _num_checked += 1
+            store = PrefixStore(f"{_PREFIX}/debug/{_num_checked}", store_of_group())
+            _collectives = CheckedCollectives(_collectives, store)
+    return _collectives
+
+
+def cleanup() -> None:
+    """Leave the process group, if there is one."""
+    global _collectives, _current
+    if isinstance(_collectives, CheckedCollectives):
+        _collectives.close()
+    _collectives = _current = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait until every rank is here; without a group return at once."""
+    if dist.is_initialized():
+        token = torch.ones(1, device=device_of_group())
+        collectives().all_reduce_(token, "barrier")
+        token.item()  # a GPU's exchange is over only when its result can be read
+
+
+def device_of_group() -> torch.device:
+    """Return where tensors of the joined group live."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def store_of_group() -> Store:
+    """Return the joined group's key-value store."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def _meet(topology: Topology) -> Store:
+    """Return the job's store after every rank has reported in it."""
+    timeout_s = _seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    # torchrun's agent keeps the store; without one rank 0 does.
+    is_kept_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        whole = dist.TCPStore(  # type: ignore[attr-defined]
+            host,
+            int(port),
+            topology.world_size,
+            is_master=topology.rank == 0 and not is_kept_elsewhere,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,  # it would not say who is missing
+        )
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RunError(
+            f"rank {topology.rank} can't reach the job's store at {host}:{port} ({reason}); is rank 0 up, its address "
+            "reachable from here, and the port free for it?"
+        ) from error
+    # The agent's store outlives a restart of the ranks, which must not meet those of before.
+    store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", whole)
+    store.set(_ARRIVED.format(topology.rank), "1")
+    deadline = time.monotonic() + timeout_s
+    missing = _without(store, _ARRIVED, range(topology.world_size))
+    while missing:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{name_ranks(missing)} of {topology.world_size} did not start within {timeout_s:.0f} s; look at their "
+                "logs, or raise LOCKSTEP_JOIN_TIMEOUT_S if they are only slow"
+            )
+        time.sleep(0.02)
+        missing = _without(store, _ARRIVED, missing)
+    return store
+
+
+def _without(store: Store, key: str, ranks: Sequence[int]) -> list[int]:
+    """Return the ranks that have no entry; all of them if the store has gone, as it does when its keeper gives up."""
+    try:
+        return [rank for rank in ranks if not store.check([key.format(rank)])]
+    except dist.DistError:
+        return list(ranks)
+
+
+@contextmanager
+def _deadline(topology: Topology, store: Store) -> Iterator[None]:
+    """End the process, in words, if the group's first exchange is not over in time: inside it nobody can raise."""
+    timeout_s = _seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
+    over = threading.Event()
+
+    def watch() -> None:
+        if over.wait(timeout_s):
+            return
+        silent = _without(store, _MET, range(topology.world_size))
+        print(  # noqa: T201
+            f"lockstep: error: the first exchange did not end within {timeout_s:.0f} s: {name_ranks(silent)} of "
+            f"{topology.world_size} did not answer; is there a firewall between the hosts? GLOO_SOCKET_IFNAME (gloo) "
+            "or NCCL_SOCKET_IFNAME (nccl) chooses the interface",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    thread = threading.Thread(target=watch, name="lockstep-join", daemon=True)
+    thread.start()
+    try:
+        yield
+        store.set(_MET.format(topology.rank), "1")
+    finally:
+        over.set()
+
+
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name, str(default))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < 1e7:
+        raise UsageError(f"{name} is {text!r}; give a number of seconds above 0")
+    return seconds

@@ -1,0 +1,39 @@
+"""The ranks that tests share: one pool of each size per test process."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rank_pool import RankPool, RankServer
+
+
+@pytest.fixture(scope="session")
+def rank_server() -> Iterator[RankServer]:
+    server = RankServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def ranks_2(rank_server: RankServer) -> Iterator[RankPool]:
+    """Two ranks."""
+    pool = RankPool(rank_server, 2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def ranks_4(rank_server: RankServer) -> Iterator[RankPool]:
+    """Four ranks."""
+    pool = RankPool(rank_server, 4)
+    yield pool
+    pool.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a pool on one worker of pytest-xdist, or each worker would start a pool of its own."""
+    for item in items:
+        used = sorted({"ranks_2", "ranks_4"} & set(getattr(item, "fixturenames", ())))
+        if used:
+            item.add_marker(pytest.mark.xdist_group(used[-1]))
