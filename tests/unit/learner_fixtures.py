@@ -11,8 +11,9 @@ import array_api_compat.torch
 import torch
 
 from lockstep.core.config import merge
-from lockstep.core.types import ActionSpace, Array, Comm, FlatGradients, InitialState, Namespace, Observations, State
-from lockstep.distributed.torch_comm import SoloComm
+from lockstep.core.types import ActionSpace, Array, Comm, InitialState, Namespace, Observations, State
+from lockstep.distributed.torch_collectives import Collectives
+from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.envs.config import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.config import TrainConfig
@@ -178,35 +179,52 @@ class Meeting:
     def __init__(self, world_size: int) -> None:
         self.barrier = threading.Barrier(world_size, timeout=5)
         self.slots: list[torch.Tensor] = [torch.zeros(())] * world_size
-        self.broadcast: dict[str, torch.Tensor] = {}
 
 
-class ThreadComm:
-    """A ``Comm`` whose ranks are threads; rank 0 must be the first to broadcast."""
+class Done:
+    """An operation that is over."""
+
+    def wait(self) -> None:
+        pass
+
+
+class ThreadCollectives(Collectives):
+    """The operations of a process group between threads."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self.world_size, self._meeting = rank, len(meeting.slots), meeting
+        self.device = CPU
+        self.num_started = 0
 
-    def broadcast_(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        if self.rank == 0:
-            self._meeting.broadcast = {name: tensor.clone() for name, tensor in tensors.items()}
-        for name, tensor in tensors.items():
-            tensor.copy_(self._meeting.broadcast[name])
+    def start_all_reduce_(self, tensor: torch.Tensor, tag: str) -> Done:
+        tensor.copy_(self._exchange(tensor).sum(0))
+        return Done()
 
-    def mean_gradients_(self, gradients: FlatGradients) -> None:
-        gradients.flag_nonfinite_(self.rank)
-        gradients.flat.copy_(self.gather(gradients.flat).sum(0))
-        gradients.divide_by_count_()
+    def broadcast_(self, tensor: torch.Tensor, tag: str) -> None:
+        tensor.copy_(self._exchange(tensor)[0])
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor:
+        return self._exchange(tensor)
+
+    def gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor | None:
+        gathered = self._exchange(tensor)
+        return gathered if self.rank == 0 else None
+
+    def take_wait_s(self) -> float:
+        return 0.0
+
+    def _exchange(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.num_started += 1
         self._meeting.slots[self.rank] = tensor.clone()
         self._meeting.barrier.wait()
         gathered = torch.stack(self._meeting.slots)
         self._meeting.barrier.wait()
         return gathered
 
-    def close(self) -> None:
-        pass
+
+def thread_comm(rank: int, meeting: Meeting) -> GroupComm:
+    """Return the communicator of a rank that is a thread."""
+    return GroupComm(ThreadCollectives(rank, meeting))
 
 
 def on_every_rank(meeting: Meeting, work: Callable[[int], T]) -> list[T]:

@@ -17,12 +17,12 @@ from lockstep.learn.torch.training import NonFiniteError, Training
 from tests.unit.learner_fixtures import (
     Line,
     Meeting,
-    ThreadComm,
     differences,
     make_training,
     on_every_rank,
     round_trip,
     small_config,
+    thread_comm,
     toy_env,
 )
 
@@ -62,8 +62,7 @@ def poisoned(place: str, value: float = math.nan, **agent: Any) -> Training:
 
 def learned(training: Training) -> dict[str, Any]:
     """A copy of all that an iteration changes, the env aside."""
-    names = ("policy", "optimizer", "learning_rate", "memory", "iteration")
-    return round_trip({name: training.state_dict()[name] for name in names})
+    return round_trip(training.learner.replicated_state())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_a_gradient_is_named() -> None:
     name = "critic.perceptron.0.weight"
     training.policy.get_parameter(name).register_hook(lambda gradient: gradient * math.nan)
     before = learned(training)
-    with pytest.raises(NonFiniteError, match=rf"^gradient of {name} in minibatch 0$"):
+    with pytest.raises(NonFiniteError, match=rf"^gradient of {name} in minibatch 0 on rank 0$"):
         training.iterate()
     assert differences(before, learned(training)) == []
 
@@ -159,13 +158,13 @@ def test_finite_values_are_left_in_peace() -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_one_bad_rank_stops_all_of_them(place: str, normalize: bool) -> None:
     meeting = Meeting(2)
-    tasks, trainings = [], []
-    for rank in range(2):
-        task = Poisoned()
-        env = toy_env(task, 4, first_env_id=4 * rank)
-        config = small_config(agent={"normalize_advantages": normalize})
-        trainings.append(make_training(config, env, ThreadComm(rank, meeting)))
-        tasks.append(task)
+    tasks = [Poisoned(), Poisoned()]
+    config = small_config(agent={"normalize_advantages": normalize})
+
+    def build(rank: int) -> Training:
+        return make_training(config, toy_env(tasks[rank], 4, first_env_id=4 * rank), thread_comm(rank, meeting))
+
+    trainings = on_every_rank(meeting, build)
     on_every_rank(meeting, lambda rank: trainings[rank].iterate())
     tasks[1].place = place
     before = learned(trainings[0])
@@ -176,9 +175,10 @@ def test_one_bad_rank_stops_all_of_them(place: str, normalize: bool) -> None:
         return str(caught.value)
 
     messages = on_every_rank(meeting, work)
-    assert messages[1].startswith("rewards" if place == "rewards" else f"{place}_observations")
-    if not normalize:  # else the bad advantages reach the other rank's as well
-        assert messages[0] == "a tensor on rank 1"
+    # Bad advantages reach the other rank's as well if they are normalised; where it began is what all ranks name.
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("rewards" if place == "rewards" else f"{place}_observations")
+    assert messages[0].endswith("on rank 1")
     for training in trainings:
         assert differences(before, learned(training)) == []
 
@@ -245,15 +245,15 @@ def test_the_loop_records_saves_and_stops() -> None:
 def test_the_loop_saves_before_it_stops_on_request(reason: Literal["interrupted", "preempted"]) -> None:
     recorder = Recorder(None)
 
-    def stop_after_two() -> None:
+    def stop_in_the_third() -> None:
         recorder.stop_requested = reason if len(recorder.records) == 2 else None
 
-    recorder.on_record = stop_after_two
+    recorder.on_record = stop_in_the_third
     training = make_training(small_config(max_iterations=7))
     assert loop.train(training, recorder) == reason
-    assert recorder.saved == [2]
+    assert recorder.saved == [3]
     # With nothing left to do it has finished, whatever was asked.
     recorder.on_record = lambda: None
     recorder.stop_requested = reason
     assert loop.train(make_training(small_config(max_iterations=1)), recorder) == "finished"
-    assert recorder.saved == [2, 1]
+    assert recorder.saved == [3, 1]

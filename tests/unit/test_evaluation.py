@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from lockstep.distributed.torch_comm import SoloComm
 from lockstep.learn.torch.evaluation import evaluate, summarise
 from lockstep.learn.torch.networks import ActorCritic
 from lockstep.learn.torch.training import make_policy
@@ -30,7 +31,7 @@ def test_returns_and_lengths_by_hand() -> None:
         "progress": [3.0, 3.0],
         "alive": [3.0, 3.0],
     }
-    assert summarise(episodes) == {
+    assert summarise(episodes, SoloComm()) == {
         "eval/mean_return": 6.0,
         "eval/mean_episode_length": 3.0,
         "eval/reward/progress": 3.0,

@@ -1,15 +1,25 @@
 """The flat gradient buffer: views, means over samples, riders, flags and clipping."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lockstep.distributed.torch_comm import SoloComm
+from lockstep.core.types import FlatGradients
+from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.learn.torch.gradients import GradientBuffer
-from tests.unit.learner_fixtures import Meeting, ThreadComm, make_training, on_every_rank, small_config
+from tests.unit.learner_fixtures import (
+    Meeting,
+    ThreadCollectives,
+    make_training,
+    on_every_rank,
+    small_config,
+    thread_comm,
+)
 
 
 def buffer_over(*sizes: int, world_size: int = 1) -> tuple[GradientBuffer, list[nn.Parameter]]:
@@ -102,7 +112,7 @@ def test_ranks_count_by_their_samples() -> None:
         buffer, (parameter,) = buffer_over(1, world_size=2)
         (parameter * (8.0, 0.0)[rank]).sum().backward()
         buffer.ride_(scalars((4.0, 0.0)[rank], 1.0), (1, 3)[rank])
-        ThreadComm(rank, meeting).mean_gradients_(buffer)
+        thread_comm(rank, meeting).mean_gradients_(buffer)
         return buffer
 
     for buffer in on_every_rank(meeting, work):
@@ -118,11 +128,11 @@ def test_what_is_not_finite_raises_the_flag_of_its_rank(values: tuple[float, flo
     if where == "gradient":
         parameter.grad.copy_(torch.tensor(values))
     buffer.ride_(scalars(*(values if where == "rider" else (0.0, 0.0))), 1)
-    buffer.flag_nonfinite_(1)
+    buffer.flag_nonfinite_(1, buffer.parts[0])
     assert buffer.flags.tolist() == [0.0, 1.0, 0.0]
     buffer.zero_()
     buffer.ride_(scalars(1e300, -5.0), 1)
-    buffer.flag_nonfinite_(1)
+    buffer.flag_nonfinite_(1, buffer.parts[0])
     assert buffer.flags.tolist() == [0.0, 0.0, 0.0]
 
 
@@ -161,3 +171,85 @@ def test_one_buffer_has_one_dtype(mixed: torch.dtype) -> None:
     }
     with pytest.raises(ValueError, match=r"odd is torch.*float64"):
         GradientBuffer(parameters, (), 1)
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+def network_and_buffer(part_bytes: int, world_size: int) -> tuple[nn.Sequential, GradientBuffer]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    return network, GradientBuffer(dict(network.named_parameters()), ("loss",), world_size, part_bytes)
+
+
+def test_a_small_buffer_travels_in_one_piece() -> None:
+    _, buffer = network_and_buffer(2**20, 1)
+    assert buffer.parts == [slice(0, 121 + 1 + 1 + 1)]
+
+
+def test_parts_cover_the_buffer_and_end_with_what_rides_along() -> None:
+    # From the end: 1, 8, 8, 64, 8 and 32 gradients of 8 bytes; a part ends where it reaches 512 bytes.
+    _, buffer = network_and_buffer(512, 1)
+    assert buffer.parts == [slice(40, 121), slice(0, 40), slice(121, 124)]
+
+
+class Recording(GroupComm):
+    """Notes which parts have left when the backward pass is over."""
+
+    sent_in_backward: list[int]
+
+    @contextmanager
+    def last_backward(self, gradients: FlatGradients) -> Iterator[None]:
+        with super().last_backward(gradients):
+            yield
+        self.sent_in_backward.append(len(self._sent))
+
+
+@pytest.mark.parametrize("part_bytes", [1, 64, 512, 2**20])
+@pytest.mark.parametrize("unused", [False, True])
+def test_parts_sent_during_the_backward_pass_change_no_bit(part_bytes: int, unused: bool) -> None:
+    samples = torch.randn((12, 4), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def reduced(part_bytes: int) -> list[tuple[torch.Tensor, list[int]]]:
+        meeting = Meeting(2)
+
+        def work(rank: int) -> tuple[torch.Tensor, list[int]]:
+            network, buffer = made[rank]
+            comm = Recording(ThreadCollectives(rank, meeting))
+            comm.sent_in_backward = []
+            for _ in range(2):  # the second minibatch finds everything as the first did
+                buffer.zero_()
+                chunks = samples[8 * rank : 8 + 8 * rank].split(4)
+                for number, chunk in enumerate(chunks):
+                    # On rank 1 the last layer takes no part.
+                    output = network[:3](chunk) if unused and rank == 1 else network(chunk)
+                    loss = output.square().sum()
+                    with comm.last_backward(buffer) if number == len(chunks) - 1 else nullcontext():
+                        loss.backward()
+                    buffer.ride_((loss.detach(),), chunk.shape[0])
+                comm.mean_gradients_(buffer)
+            return buffer.flat.clone(), comm.sent_in_backward
+
+        made = [network_and_buffer(part_bytes, 2) for _ in range(2)]
+        return on_every_rank(meeting, work)
+
+    whole, parts = reduced(2**20), reduced(part_bytes)
+    for (expected, _), (flat, _) in zip(whole, parts, strict=True):
+        assert torch.equal(flat, expected)
+    num_parts = len(network_and_buffer(part_bytes, 2)[1].parts)
+    in_backward = 0 if num_parts == 1 else num_parts - 1
+    assert parts[0][1] == [in_backward] * 2
+    # What was left out comes to its turn after the backward pass, and all behind it.
+    assert parts[1][1] == [0 if unused else in_backward] * 2
+
+
+def test_a_part_that_is_not_finite_raises_its_ranks_flag() -> None:
+    network, buffer = network_and_buffer(64, 3)
+    comm = SoloComm()
+    comm.rank = 2
+    bias = network[0].bias
+    assert isinstance(bias, nn.Parameter)
+    assert bias.grad is not None
+    bias.grad[3] = math.nan
+    comm.mean_gradients_(buffer)
+    assert buffer.flags.tolist() == [0.0, 0.0, 1.0]

@@ -291,7 +291,7 @@ def test_torch_takes_the_arrays_without_a_copy(model: mujoco.MjModel) -> None:
 
 
 def test_wrong_use_is_refused_in_one_line(model: mujoco.MjModel) -> None:
-    for sizes, message in (((0, 1, 1), "num_envs 0"), ((1, 0, 1), "decimation 0"), ((1, 1, 0), "num_threads 0")):
+    for sizes, message in (((-1, 1, 1), "num_envs -1"), ((1, 0, 1), "decimation 0"), ((1, 1, 0), "num_threads 0")):
         with pytest.raises(UsageError, match=message):
             MujocoEngine(model, *sizes)
     with pytest.raises(UsageError, match="same model and number of envs"):

@@ -9,7 +9,7 @@ import torch
 from lockstep.distributed.torch_comm import SoloComm
 from lockstep.learn.torch.normalizer import Identity, Moments, Normalizer
 from lockstep.learn.torch.statistics import merge_over_ranks, standardise
-from tests.unit.learner_fixtures import Meeting, ThreadComm, on_every_rank
+from tests.unit.learner_fixtures import Meeting, on_every_rank, thread_comm
 
 
 def column(*values: float) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_ranks_with_shifted_and_unequal_data_get_the_pooled_moments(sizes: tuple
     meeting = Meeting(2)
     results = on_every_rank(
         meeting,
-        lambda rank: merge_over_ranks([Moments.of(wide[rank]), Moments.of(narrow[rank])], ThreadComm(rank, meeting)),
+        lambda rank: merge_over_ranks([Moments.of(wide[rank]), Moments.of(narrow[rank])], thread_comm(rank, meeting)),
     )
     for index, parts in enumerate((wide, narrow)):
         pooled = torch.cat(parts)

@@ -23,11 +23,11 @@ from lockstep.session.make_env import build_env
 from tests.unit.learner_fixtures import (
     Line,
     Meeting,
-    ThreadComm,
     differences,
     make_training,
     on_every_rank,
     small_config,
+    thread_comm,
     toy_env,
 )
 
@@ -235,10 +235,10 @@ def test_ranks_together_learn_what_one_process_does(kind: str, recurrent: str, s
     alone = make_training(config)
     meeting = Meeting(len(sizes))
     starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
-    ranks = [
-        make_training(config, rank_env(config, start, size), ThreadComm(rank, meeting))
-        for rank, (start, size) in enumerate(zip(starts, sizes, strict=True))
-    ]
+    ranks = on_every_rank(
+        meeting,
+        lambda rank: make_training(config, rank_env(config, starts[rank], sizes[rank]), thread_comm(rank, meeting)),
+    )
     for _ in range(4):
         expected = alone.iterate()
         for metrics in on_every_rank(meeting, lambda rank: ranks[rank].iterate()):
@@ -261,14 +261,15 @@ class CountingComm(SoloComm):
         self.calls["mean_gradients_"] += 1
         super().mean_gradients_(gradients)
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor:
         self.calls["gather"] += 1
-        return super().gather(tensor)
+        return super().gather(tensor, tag)
 
 
 def test_one_collective_per_minibatch_and_two_per_iteration() -> None:
     comm = CountingComm()
     training = make_training(config_of(num_learning_epochs=3, num_mini_batches=4, chunk_size=2), comm=comm)
+    comm.calls.clear()
     training.iterate()
     assert comm.calls == {"mean_gradients_": 12, "gather": 2}
 

@@ -5,10 +5,12 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from lockstep.core.config import Config
+from lockstep.core.errors import UsageError
 from lockstep.envs.config import EnvConfig
 
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+Share = Annotated[int, Field(ge=0, lt=2**31)]  # a rank may have no envs at all
 
 
 class PpoConfig(Config):
@@ -75,7 +77,10 @@ class TrainConfig(Config):
     ml_framework: Literal["torch", "jax"] = "torch"
     algorithm: str = Field("ppo", description="learning algorithm")
     rl_library: str = Field("lockstep", description="whose learner")
-    num_envs: Count = Field(512, description="envs per device")
+    runner: str = Field("", description="a training loop of your own instead, as my_package.module:Class")
+    num_envs: Count | tuple[Share, ...] = Field(
+        512, description="envs per device; or one number for each rank, as 320,192"
+    )
     max_iterations: Count = Field(300, description="iterations in total, resumed ones included")
     seed: int = Field(1, ge=0, lt=2**63, description="of every random stream")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:<index>")
@@ -91,6 +96,9 @@ class TrainConfig(Config):
     agent: PpoConfig = PpoConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
+    sentinel_interval: int = Field(
+        25, ge=0, lt=2**31, description="iterations between comparisons of what all ranks must have alike; 0: never"
+    )
 
     @field_validator("log_root")
     @classmethod
@@ -99,13 +107,60 @@ class TrainConfig(Config):
             raise ValueError("has a zero byte, which no path may have")
         return log_root
 
+    @field_validator("num_envs")
+    @classmethod
+    def _has_envs(cls, num_envs: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if isinstance(num_envs, int):
+            return num_envs
+        if sum(num_envs) == 0:
+            raise ValueError("must have at least one env on some rank")
+        return num_envs[0] if len(num_envs) == 1 else num_envs
+
     @model_validator(mode="after")
     def _minibatches_divide_the_envs(self) -> "TrainConfig":
-        if self.num_envs % self.agent.num_mini_batches:
-            block = self.agent.num_mini_batches
-            lower, upper = self.num_envs // block * block, (self.num_envs // block + 1) * block
-            raise ValueError(
-                f"num_envs {self.num_envs} is not divisible by agent.num_mini_batches {block}; "
-                f"use --num_envs {lower or upper} or {upper}"
-            )
+        block = self.agent.num_mini_batches
+        shares = (self.num_envs,) if isinstance(self.num_envs, int) else self.num_envs
+        for share in shares:
+            if share % block:
+                lower, upper = share // block * block, (share // block + 1) * block
+                raise ValueError(
+                    f"num_envs {share} is not divisible by agent.num_mini_batches {block}; "
+                    f"use --num_envs {lower or upper} or {upper}"
+                )
         return self
+
+    def envs_by_rank(self, world_size: int) -> tuple[int, ...]:
+        """Return how many envs each rank has.
+
+        Raises:
+            UsageError: ``num_envs`` names as many numbers as there are ranks, or one for all; here it does not.
+        """
+        if isinstance(self.num_envs, int):
+            return (self.num_envs,) * world_size
+        if len(self.num_envs) != world_size:
+            given = ",".join(map(str, self.num_envs))
+            raise UsageError(
+                f"num_envs {given} is for {len(self.num_envs)} ranks, and there {_are(world_size)}; give one number "
+                "per rank, one number for all, or --total_envs"
+            )
+        return self.num_envs
+
+
+def split_evenly(total: int, world_size: int, block: int = 1) -> tuple[int, ...]:
+    """Return ``total`` in ``world_size`` shares that are multiples of ``block`` and differ by one block at most.
+
+    Raises:
+        UsageError: ``total`` is no multiple of ``block``.
+    """
+    if total % block:
+        lower = total // block * block
+        raise UsageError(
+            f"total_envs {total} is not divisible by agent.num_mini_batches {block}; use --total_envs "
+            f"{lower or lower + block} or {lower + block}"
+        )
+    blocks, extra = divmod(total // block, world_size)
+    return tuple(block * (blocks + (rank < extra)) for rank in range(world_size))
+
+
+def _are(count: int) -> str:
+    return f"are {count}" if count > 1 else "is 1"

@@ -52,7 +52,7 @@ class AnalyticEngine:
         device: Any = None,
     ) -> None:
         for name, value in (("num_envs", num_envs), ("decimation", decimation)):
-            if value < 1:
+            if value < (name != "num_envs"):
                 raise UsageError(f"{name} {value} of the analytic engine is too small; use at least 1")
         self.task, self.num_envs, self.decimation, self.xp = task, num_envs, decimation, xp
         self.num_positions, self.num_velocities = task.num_positions, task.num_velocities

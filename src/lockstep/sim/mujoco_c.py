@@ -47,12 +47,12 @@ class MujocoEngine:
 
     Args:
         model: the compiled model; copied.
-        num_envs: number of envs.
+        num_envs: number of envs, 0 included.
         decimation: physics steps per env step.
         num_threads: threads that step, the calling one among them.
 
     Raises:
-        UsageError: a number below 1, or a model that can't be stepped in batches (one with sleeping enabled).
+        UsageError: a number that is too small, or a model that can't be stepped in batches (one with sleeping enabled).
     """
 
     takes_numpy: ClassVar[bool] = True
@@ -60,11 +60,12 @@ class MujocoEngine:
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, decimation: int, num_threads: int) -> None:
         for name, value in (("num_envs", num_envs), ("decimation", decimation), ("num_threads", num_threads)):
-            if value < 1:
+            if value < (name != "num_envs"):
                 raise UsageError(f"{name} {value} of the mujoco engine is too small; use at least 1")
         _silence()
         try:
-            self._batch = Batch(model, num_envs, num_threads)
+            # MuJoCo has no batch of nothing; a rank without envs steps one that nobody sees.
+            self._batch = Batch(model, max(num_envs, 1), num_threads)
         except ValueError as error:
             raise UsageError(f"the mujoco engine can't step this model: {error}") from error
         self.num_envs, self.decimation, self.num_threads = num_envs, decimation, num_threads
@@ -73,10 +74,11 @@ class MujocoEngine:
         self._warning_counts: Counter[str] = Counter()
 
         # Live views of the batch's rows, (num_envs, ...): to write to them is to set the state.
-        self._rows: FloatArray = self._batch.state
-        self._live_qpos, self._live_qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
-        self._live_ctrl, self._live_sensordata = self._batch.bind("ctrl"), self._batch.bind("sensordata")
-        self._num_warnings = self._batch.warning[:, :, 1]  # (num_envs, kinds); [:, :, 0] is where it happened
+        self._rows: FloatArray = self._batch.state[:num_envs]
+        names = ("qpos", "qvel", "ctrl", "sensordata")
+        live = [self._batch.bind(name)[:num_envs] for name in names]
+        self._live_qpos, self._live_qvel, self._live_ctrl, self._live_sensordata = live
+        self._num_warnings = self._batch.warning[:num_envs, :, 1]  # (num_envs, kinds); [:, :, 0] is where it happened
 
         self._rows_before = np.empty_like(self._rows)
         self._qpos, self._qvel = self._live_qpos.copy(), self._live_qvel.copy()

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from lockstep.core.types import Comm
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.networks import ActorCritic
 
@@ -42,9 +43,13 @@ def evaluate(policy: ActorCritic, env: TorchEnv) -> Episodes:
     return Episodes(terms.sum(1), lengths, dict(zip(env.task.reward_terms, terms.unbind(1), strict=True)))
 
 
-def summarise(episodes: Episodes) -> dict[str, float]:
-    """Return the metrics of an evaluation for a log line."""
-    return {
-        "eval/mean_return": episodes.returns.mean().item(),
-        "eval/mean_episode_length": episodes.lengths.double().mean().item(),
-    } | {f"eval/reward/{name}": values.mean().item() for name, values in episodes.term_returns.items()}
+def summarise(episodes: Episodes, comm: Comm) -> dict[str, float]:
+    """Return the metrics of an evaluation whose episodes the ranks have shared out, for a log line on every rank.
+
+    Means are taken over all episodes in the order of their envs, so they don't depend on the number of ranks.
+    """
+    columns = (episodes.returns, episodes.lengths.double(), *episodes.term_returns.values())
+    means = comm.gather_rows(torch.stack(columns, dim=1), "evaluation").mean(0)
+    comm.broadcast_({"means": means}, "evaluation")
+    names = ("mean_return", "mean_episode_length", *(f"reward/{name}" for name in episodes.term_returns))
+    return {f"eval/{name}": mean for name, mean in zip(names, means.tolist(), strict=True)}

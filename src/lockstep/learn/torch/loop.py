@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 
 from lockstep.core.errors import RunError
 from lockstep.core.interrupts import StopReason
+from lockstep.distributed.torch_sentinel import Sentinel
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.evaluation import evaluate, summarise
 from lockstep.learn.torch.reporting import Metrics
@@ -19,7 +20,7 @@ class Observer(Protocol):
 
     @property
     def stop_requested(self) -> StopReason | None:
-        """Why the training should save and stop, or None."""
+        """Why this rank's training should save and stop, or None; the ranks agree at the end of each iteration."""
 
     def record(self, metrics: Metrics) -> None:
         """Take one iteration's metrics."""
@@ -43,15 +44,17 @@ def train(training: Training, observer: Observer, evaluation_env: TorchEnv | Non
         RunError: a tensor was not finite; it is named and the state is saved.
     """
     config = training.config
+    sentinel = Sentinel(training.comm, config.sentinel_interval)
     began = time.perf_counter() - training.wall_s
     while training.iteration < config.max_iterations:
         metrics = _iterate(training, observer)
+        sentinel.check(training.iteration, training.replicated_state())
         last = training.iteration == config.max_iterations
         if evaluation_env is not None and (last or training.iteration % config.evaluation.interval == 0):
-            metrics |= summarise(evaluate(training.policy, evaluation_env))
+            metrics |= summarise(evaluate(training.policy, evaluation_env), training.comm)
         training.wall_s = time.perf_counter() - began
         observer.record(metrics | {"wall_s": training.wall_s})
-        stop = observer.stop_requested
+        stop = training.stop_agreed
         if stop or last or training.iteration % config.checkpoints.interval == 0:
             observer.save(training.iteration, training.state_dict())
         if stop and not last:
@@ -59,15 +62,24 @@ def train(training: Training, observer: Observer, evaluation_env: TorchEnv | Non
     return "finished"
 
 
+class PpoRunner(Training):
+    """The learner as the session runs it; ``train`` is the function above."""
+
+    def train(self, observer: Observer, evaluation_env: TorchEnv | None) -> Status:
+        """Go on training up to ``max_iterations``, or until the observer asks to stop."""
+        return train(self, observer, evaluation_env)
+
+
 def _iterate(training: Training, observer: Observer) -> Metrics:
     try:
-        return training.iterate()
+        return training.iterate(lambda: observer.stop_requested)
     except NonFiniteError as error:
-        rollout = {name: tensor.clone() for name, tensor in training.rollout._asdict().items()}
-        content = training.state_dict() | {"rollout": rollout}
-        path = observer.save_failure(training.iteration, content)
+        content = training.failure_dict()
+        path = training.comm.on_main(lambda: str(observer.save_failure(training.iteration, content) or ""), "failure")
         where = f"the state is in {path}" if path else "the state could not be saved"
-        raise RunError(
+        failure = RunError(
             f"not finite in iteration {training.iteration + 1}: {error}; {where}; "
             "a smaller agent.learning_rate or bounds on rewards and observations may help"
-        ) from None
+        )
+        failure.shared = True
+        raise failure from None

@@ -87,7 +87,7 @@ class Dealer:
         step_offset = torch.arange(num_steps, device=envs.device).reshape(-1, 1, 1) * self._env_ids.shape[0]
         # Each minibatch's row is read once per tensor of the batch, so it had better be small and in one piece.
         indices = (envs + step_offset).to(torch.int32).permute(2, 0, 1)
-        return indices.reshape(self._num_mini_batches, -1).contiguous()
+        return indices.flatten(1).contiguous()
 
     def sequence_indices(self, epoch: int) -> torch.Tensor:
         """Return ``(num_mini_batches, num_blocks)`` env indices."""
@@ -96,6 +96,8 @@ class Dealer:
     def _deal(self, epoch: int, num_deals: int) -> torch.Tensor:
         """Return ``(num_deals, num_blocks, num_mini_batches)``: which env each block sends to each minibatch."""
         bits = self._stream.bits(self._stream.counters(epoch, 1), self._env_ids, num_deals)
-        blocks = bits.reshape(num_deals, -1, self._num_mini_batches)
+        # Spelled out, since a rank may have no envs at all.
+        num_blocks = self._env_ids.shape[0] // self._num_mini_batches
+        blocks = bits.reshape(num_deals, num_blocks, self._num_mini_batches)
         first_env = torch.arange(blocks.shape[1], device=blocks.device).unsqueeze(1) * self._num_mini_batches
         return cast(torch.Tensor, blocks.argsort(dim=-1, stable=True) + first_env)

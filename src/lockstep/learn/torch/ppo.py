@@ -3,13 +3,13 @@
 Written against a ``Comm``: the update of several ranks is that of one process with all their envs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
-from lockstep.core.types import Comm
+from lockstep.core.types import Comm, FlatGradients
 from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.gae import generalised_advantages
 from lockstep.learn.torch.gradients import GradientBuffer
@@ -65,6 +65,24 @@ class Ppo:
         self._skip = torch.zeros((), dtype=torch.float32, device=first.device)
         self.optimizer.found_inf = self._skip  # type: ignore[attr-defined]
         self._autocast = autocast
+        self._prepare_optimizer_state()
+
+    def _prepare_optimizer_state(self) -> None:
+        """Make now what Adam makes in its first step: every rank has all that must be the same from the start."""
+        for parameter in self.gradients.parameters.values():
+            self.optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    def replicated_state(self) -> dict[str, torch.Tensor]:
+        """Return what must be the same on every rank, by name: the tensors themselves, none of them a copy."""
+        state = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        for name, parameter in self.gradients.parameters.items():
+            own = self.optimizer.state[parameter].items()
+            state |= {f"optimizer.{name}.{kind}": tensor for kind, tensor in own}
+        return state | {"learning_rate": self.learning_rate}
 
     def precision(self) -> AbstractContextManager[object]:
         """Return the context that the networks run in."""
@@ -123,7 +141,7 @@ class Ppo:
         norm = torch.zeros_like(self.gradients.flat[0])
         flags = torch.zeros_like(self.gradients.flags)
         for minibatch in self.minibatches(samples, state, iteration):
-            self.accumulate(minibatch)
+            self.accumulate(minibatch, self.comm.last_backward)
             self.comm.mean_gradients_(self.gradients)
             flags = torch.maximum(flags, self.gradients.flags)
             norm += self._step(skip=flags.amax())
@@ -142,12 +160,23 @@ class Ppo:
         for epoch in range(iteration * num_epochs, (iteration + 1) * num_epochs):
             yield from self.dealer.deal(samples.batch, state, epoch)
 
-    def accumulate(self, minibatch: Sequences) -> None:
-        """Fill the gradient buffer with sums over this rank's samples of a minibatch."""
+    def accumulate(
+        self,
+        minibatch: Sequences,
+        last_backward: Callable[[FlatGradients], AbstractContextManager[None]] = nullcontext,  # type: ignore[assignment]
+    ) -> None:
+        """Fill the gradient buffer with sums over this rank's samples of a minibatch.
+
+        Args:
+            minibatch: as the dealer gave it.
+            last_backward: makes the context of the last backward pass, from which on gradients are complete.
+        """
         self.gradients.zero_()
-        for chunk in self.dealer.chunks(minibatch):
+        chunks = list(self.dealer.chunks(minibatch))
+        for number, chunk in enumerate(chunks, start=1):
             loss, riders = self._loss(chunk)
-            loss.backward()
+            with last_backward(self.gradients) if number == len(chunks) else nullcontext():
+                loss.backward()
             self.gradients.ride_(riders, chunk.batch.advantages.numel())
 
     def _loss(self, chunk: Sequences) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:

@@ -1,7 +1,10 @@
 """One iteration's numbers: reduced over ranks, brought to the host in one copy, named as ``metrics.jsonl`` has them."""
 
+from typing import NamedTuple
+
 import torch
 
+from lockstep.core.interrupts import StopReason
 from lockstep.core.types import Comm
 from lockstep.envs.episodes import summarise
 from lockstep.envs.torch_env import TorchEnv
@@ -12,26 +15,36 @@ Metrics = dict[str, float | int | None]
 PHASES = ("rollout", "update", "wait")
 
 
+class OwnIteration(NamedTuple):
+    """What one rank has to say of an iteration."""
+
+    num_steps: int  # env steps over all its envs
+    times_s: tuple[float, float, float]  # in each of PHASES
+    stop: StopReason | None  # why it should stop
+
+
 def iteration_metrics(
-    env: TorchEnv, num_steps: int, times_s: tuple[float, float, float], result: UpdateResult, comm: Comm
-) -> tuple[Metrics, list[int]]:
-    """Return the metrics over all ranks, and the ranks whose update met a tensor that was not finite.
+    env: TorchEnv, own_iteration: OwnIteration, result: UpdateResult, comm: Comm
+) -> tuple[Metrics, StopReason | None, list[int]]:
+    """Return the metrics over all ranks, why they all stop, and which met a tensor that was not finite.
 
     Args:
         env: this rank's; its sums are taken and start anew.
-        num_steps: env steps of this rank in the iteration, over all its envs.
-        times_s: seconds this rank spent in each of PHASES.
+        own_iteration: this rank's.
         result: of the update; equal on all ranks.
         comm: the ranks.
     """
-    counts = torch.tensor([num_steps, *times_s], dtype=torch.float64, device=env.device)
+    num_steps, times_s, stop = own_iteration
+    stops = (stop == "interrupted", stop == "preempted")
+    counts = torch.tensor([num_steps, *stops, *times_s], dtype=torch.float64, device=env.device)
     own = torch.cat((env.episodes.take(), env.num_diverged.double().reshape(1), counts))
     env.num_diverged.zero_()
     replicated = torch.cat((result.means, torch.stack((result.gradient_norm, result.learning_rate)), result.nonfinite))
-    table, shared = _to_host(comm.gather(own), replicated)
+    table, shared = _to_host(comm.gather(own, "metrics"), replicated)
 
     num_phases = len(PHASES)
-    *episode_sums, num_diverged, all_steps = _column_sums(table)[:-num_phases]
+    *sums, interrupted, preempted = _column_sums(table)[:-num_phases]
+    *episode_sums, num_diverged, all_steps = sums
     times_by_rank = [row[-num_phases:] for row in table]
     losses = dict(zip(RIDERS, shared, strict=False))
     gradient_norm, learning_rate, *flags = shared[len(RIDERS) :]
@@ -48,7 +61,8 @@ def iteration_metrics(
     for phase, times in zip(PHASES, zip(*times_by_rank, strict=True), strict=True):
         metrics[f"time/{phase}_mean"] = sum(times) / len(times)
         metrics |= {f"time/{phase}_min": min(times), f"time/{phase}_max": max(times)}
-    return metrics, [rank for rank, flag in enumerate(flags) if flag]
+    agreed: StopReason | None = "interrupted" if interrupted else "preempted" if preempted else None
+    return metrics, agreed, [rank for rank, flag in enumerate(flags) if flag]
 
 
 def _to_host(by_rank: torch.Tensor, replicated: torch.Tensor) -> tuple[list[list[float]], list[float]]:

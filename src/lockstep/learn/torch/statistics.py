@@ -12,7 +12,7 @@ from lockstep.learn.torch.normalizer import Moments
 def merge_over_ranks(parts: Sequence[Moments], comm: Comm) -> list[Moments]:
     """Return each of this rank's moments merged with the other ranks' of the same place, equal on every rank."""
     sizes = [1 + 2 * moments.mean.shape[0] for moments in parts]
-    gathered = comm.gather(torch.cat([moments.pack() for moments in parts]))  # (world_size, sum of sizes)
+    gathered = comm.gather(torch.cat([moments.pack() for moments in parts]), "moments")  # (world_size, sum of sizes)
     return [
         reduce(Moments.merge, (Moments.unpack(packed) for packed in of_ranks))
         for of_ranks in gathered.split(sizes, dim=1)

@@ -1,32 +1,42 @@
 """One training: everything that goes on from one iteration to the next, and how it is saved and taken up again."""
 
+import json
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from lockstep.core.errors import UsageError
+from lockstep.core.interrupts import StopReason
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.config import TrainConfig
-from lockstep.learn.torch import checkpoint
-from lockstep.learn.torch.diagnosis import first_nonfinite
+from lockstep.learn.torch import checkpoint, sharding
+from lockstep.learn.torch.diagnosis import Finding, first_nonfinite
 from lockstep.learn.torch.minibatches import Dealer
 from lockstep.learn.torch.networks import ActorCritic
 from lockstep.learn.torch.ppo import Ppo
-from lockstep.learn.torch.reporting import Metrics, iteration_metrics
+from lockstep.learn.torch.reporting import Metrics, OwnIteration, iteration_metrics
 from lockstep.learn.torch.rollout import ActionNoise, allocate, collect
+
+_ONE_AT_A_TIME = threading.Lock()  # torch's generator is one for all threads
 
 
 class NonFiniteError(Exception):
-    """A tensor was not finite; the message names it."""
+    """A tensor was not finite; the message names it and its rank. Every rank raises the same."""
+
+
+def nobody_asks() -> StopReason | None:
+    """Return None: there is no reason to stop."""
+    return None
 
 
 def make_policy(config: TrainConfig, env: TorchEnv) -> ActorCritic:
     """Return a policy for the env, initialised from the seed: the same on every rank, device and in every dtype."""
-    with torch.random.fork_rng(devices=[]):
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed the caller's CUDA generators for good.
         torch.default_generator.manual_seed(stream_seed(config.seed, "policy"))
         policy = ActorCritic(config.agent, dict(env.task.num_observations), env.task.action_space)
@@ -39,15 +49,18 @@ class Training:
 
     Args:
         config: of the run.
-        env: this rank's envs.
+        env: this rank's envs; their global ids follow on those of the rank before.
         comm: the ranks.
+
+    Attributes:
+        stop_agreed: why all ranks stop after this iteration, or None.
     """
 
     def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
         self.config, self.env, self.comm = config, env, comm
         agent = config.agent
         self.policy = make_policy(config, env)
-        comm.broadcast_(self.policy.state_dict())
+        self.total_envs, self._first_env = _place_among_envs(env, comm)
         dealer = Dealer(config.seed, env.env_ids, agent.num_mini_batches, self.policy.recurrent, agent.chunk_size)
         self.learner = Ppo(agent, self.policy, comm, dealer, autocast=config.dtype == "bfloat16")
         self.noise = ActionNoise(env, config.seed)
@@ -56,18 +69,30 @@ class Training:
         self.iteration = 0
         self.env_steps = 0
         self.wall_s = 0.0  # seconds of training so far, earlier attempts included
+        self.stop_agreed: StopReason | None = None
+        comm.broadcast_(self.replicated_state(), "initial state")
 
     @property
     def so_far(self) -> Metrics:
         """The counters: iteration, env_steps and wall_s."""
         return {"iteration": self.iteration, "env_steps": self.env_steps, "wall_s": self.wall_s}
 
-    def iterate(self) -> Metrics:
+    def replicated_state(self) -> dict[str, torch.Tensor]:
+        """Return everything that must be the same on every rank, by name; counters as a copy, the rest as it is."""
+        counters = torch.tensor([self.iteration, self.env_steps], device=self.env.device)
+        return self.learner.replicated_state() | {"counters": counters}
+
+    def iterate(self, stop_requested: Callable[[], StopReason | None] = nobody_asks) -> Metrics:
         """Run one iteration: collect, estimate, update, merge the normalisers; return its metrics.
+
+        Args:
+            stop_requested: why this rank should stop, asked at the end of the iteration; ``stop_agreed`` then says what
+                all ranks do.
 
         Raises:
             NonFiniteError: nothing was changed from the first bad minibatch on.
         """
+        self.comm.take_wait_s()  # of evaluations and checkpoints, which are no part of an iteration
         began = time.perf_counter()
         start = self.memory
         noise = self.noise.draw(self.config.agent.num_steps_per_env)
@@ -77,12 +102,16 @@ class Training:
         samples = self.learner.prepare(self.rollout, self.env.observations["critic"], start)
         result = self.learner.update(samples, start, self.iteration)
         self._wait_for_device()
-        times_s = (collected - began, time.perf_counter() - collected, 0.0)
-        num_steps = self.rollout.rewards.numel()
-        metrics, bad_ranks = iteration_metrics(self.env, num_steps, times_s, result, self.comm)
+        wait_s = self.comm.take_wait_s()
+        own = OwnIteration(
+            num_steps=self.rollout.rewards.numel(),
+            times_s=(collected - began, time.perf_counter() - collected - wait_s, wait_s),
+            stop=stop_requested(),
+        )
+        metrics, self.stop_agreed, bad_ranks = iteration_metrics(self.env, own, result, self.comm)
         if bad_ranks:
             found = first_nonfinite(self.learner, self.rollout, samples, start, self.iteration)
-            raise NonFiniteError(found or f"a tensor on rank {bad_ranks[0]}")
+            raise NonFiniteError(_first_cause(found, self.comm) or f"a tensor on rank {bad_ranks[0]}")
         self.learner.merge_normalizers(samples)
         self.memory = after._replace(critic=samples.critic_state)
         self.iteration += 1
@@ -96,7 +125,12 @@ class Training:
     # --- saving and continuing -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of the training: tensors and plain values that ``torch.load(weights_only=True)`` takes."""
+        """Return all of the training: tensors and plain values that ``torch.load(weights_only=True)`` takes.
+
+        All ranks call it together; rank 0's has the envs of all ranks, in the order of their global ids.
+        """
+        envs = sharding.gather(self._env_rows(), self.comm, self.env.device)
+        memory = {name: rows.transpose(0, 1).contiguous() for name, rows in envs.pop("memory").items()}
         return {
             "format": checkpoint.FORMAT,
             "ml_framework": "torch",
@@ -108,34 +142,80 @@ class Training:
             "policy": self.policy.state_dict(),
             "optimizer": self.learner.optimizer.state_dict(),
             "learning_rate": self.learner.learning_rate,
-            "env": self.env.state_dict(),
-            "memory": self.memory._asdict(),
+            "env": envs | {"num_steps": self.env.num_steps},
+            "memory": memory,
         }
 
-    def load_weights(self, saved: Mapping[str, Any], path: object) -> None:
+    def failure_dict(self) -> dict[str, Any]:
+        """Return ``state_dict`` and the rollout of all ranks' envs."""
+        rows = {name: tensor.transpose(0, 1) for name, tensor in self.rollout._asdict().items()}
+        rollout = sharding.gather(rows, self.comm, self.env.device)
+        return self.state_dict() | {"rollout": {name: whole.transpose(0, 1) for name, whole in rollout.items()}}
+
+    def _env_rows(self) -> sharding.Nest:
+        """Return the state of this rank's envs, and what the policy remembers of them, with the env as first axis."""
+        rows = {name: value for name, value in self.env.state_dict().items() if name != "num_steps"}
+        return rows | {"memory": {name: memory.transpose(0, 1) for name, memory in self.memory._asdict().items()}}
+
+    def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Take up the policy and its normalisers alone, from a checkpoint's content.
+
+        Args:
+            saved: what rank 0 has read; other ranks get it from there.
+            path: where it was read.
 
         Raises:
             UsageError: of another task, or made with other agent settings.
         """
+        self.comm.on_main(lambda: self._load_weights(_content(saved), path), "checkpoint")
+        self.comm.broadcast_(self.replicated_state(), "weights")
+
+    def _load_weights(self, saved: Mapping[str, Any], path: object) -> str:
         if saved["task"] != self.config.task:
             raise UsageError(f"checkpoint {path} is of task '{saved['task']}', not '{self.config.task}'")
         checkpoint.load_strictly(self.policy, saved["policy"], path)
+        return ""
 
-    def load_state_dict(self, saved: Mapping[str, Any], path: object) -> None:
-        """Continue where ``state_dict`` was taken.
+    def load_state_dict(self, saved: Mapping[str, Any] | None, path: object) -> None:
+        """Continue where ``state_dict`` was taken, on any number of ranks.
+
+        Args:
+            saved: what rank 0 has read; other ranks get it from there.
+            path: where it was read.
 
         Raises:
             UsageError: of another task, number of envs or agent settings, or not complete.
         """
+        counters = json.loads(self.comm.on_main(lambda: self._load_replicated(_content(saved), path), "checkpoint"))
+        self.comm.broadcast_(self.replicated_state(), "checkpoint")
+        device = self.env.device
+        rows = None
+        if saved is not None:
+            memory = {name: memory.transpose(0, 1) for name, memory in saved["memory"].items()}
+            rows = {name: saved["env"][name] for name in self._env_rows() if name != "memory"} | {"memory": memory}
+        envs = sharding.deal(rows, self._env_rows(), self.total_envs, self._first_env, self.comm, device)
+        memory = {name: own.transpose(0, 1).contiguous().to(device) for name, own in envs.pop("memory").items()}
+        self.memory = self.memory._replace(**memory)
+        self.env.load_state_dict(envs | {"num_steps": counters["num_steps"]})
+        self.iteration, self.env_steps = counters["iteration"], counters["env_steps"]
+        self.wall_s = float(counters["wall_s"])
+
+    def _load_replicated(self, saved: Mapping[str, Any], path: object) -> str:
+        """Check a whole checkpoint and load what all ranks have alike; return the counters as JSON."""
         try:
-            self._load(saved, path)
+            self._load_weights(saved, path)
+            self._check(saved, path)
+            # A rate that the user has changed is the new one to start from; otherwise the schedule goes on.
+            changed = saved["config"]["agent"]["learning_rate"] != self.config.agent.learning_rate
+            rate = self.learner.learning_rate.clone() if changed else saved["learning_rate"]
+            self.learner.load_optimizer(saved["optimizer"], rate)
+            counters = {name: saved[name] for name in ("iteration", "env_steps", "wall_s")}
+            return json.dumps(counters | {"num_steps": saved["env"]["num_steps"]})
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise UsageError(f"checkpoint {path} is incomplete or was changed ({reason}); use another one") from error
 
-    def _load(self, saved: Mapping[str, Any], path: object) -> None:
-        self.load_weights(saved, path)
+    def _check(self, saved: Mapping[str, Any], path: object) -> None:
         missing = [name for name in ("optimizer", "learning_rate", "env", "memory") if name not in saved]
         if missing:
             raise UsageError(f"checkpoint {path} has no {missing[0]}, so a run can't resume from it; use --checkpoint")
@@ -149,24 +229,52 @@ class Training:
                     "change it, start a new run with --checkpoint)"
                 )
         num_envs = saved["env"]["episode_length"].shape[0]
-        if num_envs != self.env.num_envs:
+        if num_envs != self.total_envs:
             raise UsageError(
-                f"checkpoint {path} has {num_envs} envs, not {self.env.num_envs}; a run resumes with as many as it "
+                f"checkpoint {path} has {num_envs} envs, not {self.total_envs}; a run resumes with as many as it "
                 "had (to change them, start a new run with --checkpoint)"
             )
-        for name, expected in (("env", self.env.state_dict()), ("memory", self.memory._asdict())):
-            checkpoint.check_like(saved[name], expected, path, name)
-        # A rate that the user has changed is the new one to start from; otherwise the schedule goes on.
-        changed = before["agent"]["learning_rate"] != now["agent"]["learning_rate"]
-        rate = self.learner.learning_rate.clone() if changed else saved["learning_rate"]
-        self.learner.load_optimizer(saved["optimizer"], rate)
-        self.env.load_state_dict(saved["env"])
-        device = self.env.device
-        self.memory = self.memory._replace(**{name: memory.to(device) for name, memory in saved["memory"].items()})
+        expected = sharding.with_rows(self._env_rows(), num_envs)
+        memory = {name: rows.transpose(0, 1) for name, rows in expected.pop("memory").items()}
+        checkpoint.check_like(saved["env"], expected, path, "env")
+        checkpoint.check_like(saved["memory"], memory, path, "memory")
         if saved["iteration"] > self.config.max_iterations:
             raise UsageError(
                 f"checkpoint {path} is of iteration {saved['iteration']}, past max_iterations "
                 f"{self.config.max_iterations}, which is the total; use a larger --max_iterations"
             )
-        self.iteration, self.env_steps = saved["iteration"], saved["env_steps"]
-        self.wall_s = float(saved["wall_s"])
+
+
+def _place_among_envs(env: TorchEnv, comm: Comm) -> tuple[int, int]:
+    """Return how many envs all ranks have, and the global id of this rank's first one.
+
+    Raises:
+        ValueError: the ids of all ranks are not 0, 1, 2, ... in the order of ranks.
+    """
+    first = int(env.env_ids[0]) if env.num_envs else -1
+    table = comm.gather(torch.tensor([env.num_envs, first], device=env.device), "number of envs").tolist()
+    total = 0
+    place = 0
+    for rank, (num_envs, begin) in enumerate(table):
+        if num_envs and begin != total:
+            raise ValueError(f"rank {rank} has envs from global id {begin} on, not from {total}; see first_env_id")
+        if rank == comm.rank:
+            place = total
+        total += num_envs
+    return total, place
+
+
+def _first_cause(found: Finding | None, comm: Comm) -> str | None:
+    """Return the cause that comes first as data flows, of those the ranks have found, and its rank."""
+    findings = [json.loads(text) for text in comm.gather_text(json.dumps(found), "diagnosis")]
+    causes = [(order, rank, text) for rank, (order, text) in enumerate(each or (None, "") for each in findings) if text]
+    if not causes:
+        return None
+    _, rank, text = min(causes)
+    return f"{text} on rank {rank}"
+
+
+def _content(saved: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if saved is None:
+        raise ValueError("rank 0 must be given what it has read of the checkpoint")
+    return saved
