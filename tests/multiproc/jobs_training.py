@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from lockstep.core.config import merge
+from lockstep.core.errors import RunError
 from lockstep.core.interrupts import StopReason
 from lockstep.core.registry import load
 from lockstep.core.types import Comm
 from lockstep.distributed.torch_comm import GroupComm
 from lockstep.learn.config import TrainConfig, split_evenly
+from lockstep.learn.torch import loop
 from lockstep.learn.torch.evaluation import evaluate, summarise
 from lockstep.learn.torch.training import Training
 from lockstep.recipes.catalog import TASKS
@@ -93,6 +95,38 @@ def count_collectives(comm: GroupComm, settings: dict[str, Any]) -> dict[str, An
     finally:
         module.collect = collect
         training.env.close()
+
+
+class Silent:
+    """An observer of nothing."""
+
+    stop_requested = None
+
+    def record(self, metrics: Any) -> None: ...
+
+    def save(self, iteration: int, content: Any) -> None: ...
+
+    def save_failure(self, iteration: int, content: Any) -> None: ...
+
+
+def train_with_a_difference(comm: Comm, name: str, rank: int, iteration: int) -> str:
+    """Flip the last bit of a tensor on one rank at the end of an iteration; return what ends the training."""
+    settings = {"num_envs": 4, "max_iterations": 20, "sentinel_interval": 2}
+    training = training_on(comm, config_of(settings, "cartpole_classic"))
+    iterate = training.iterate
+
+    def iterate_and_plant(*arguments: Any) -> Any:
+        metrics = iterate(*arguments)
+        if (comm.rank, training.iteration) == (rank, iteration):
+            tensor = training.replicated_state()[name]
+            tensor.detach().view(-1).view(torch.uint8)[0] ^= 1
+        return metrics
+
+    training.iterate = iterate_and_plant  # type: ignore[method-assign]
+    try:
+        return str(loop.train(training, Silent()))
+    except RunError as error:
+        return str(error)
 
 
 def stop_where_asked(comm: Comm, rank: int, reason: StopReason) -> tuple[int, str | None]:

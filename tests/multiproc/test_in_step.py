@@ -89,6 +89,16 @@ def test_a_run_of_two_ranks_goes_on_at_one_and_at_four(
     assert_same_training(the_one(four), fixed_alone)
 
 
+@pytest.mark.parametrize("schedule", ["adaptive", "fixed"])
+def test_curves_are_of_all_ranks_episodes(ranks_4: RankPool, schedule: str) -> None:
+    # Episodes of a few steps, which end on every rank, and more often where there are more envs.
+    settings = {"agent": {"schedule": schedule, "num_steps_per_env": 32}, "seed": 5}
+    expected = alone({"num_envs": 48} | settings, 4, "cartpole_classic")
+    shared = the_one(ranks_4.run(f"{JOBS}:train", {"num_envs": (4, 24, 12, 8)} | settings, 4, "cartpole_classic"))
+    assert sum(metrics["num_episodes"] for metrics in expected["curve"]) > 50
+    assert_same_training(shared, expected, 1e-9)
+
+
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
 def test_a_rank_without_envs_takes_part_and_changes_nothing(ranks_2: RankPool, recurrent: str) -> None:
     agent = {"recurrent": recurrent, "recurrent_hidden_dim": 8}
@@ -123,6 +133,25 @@ def test_ranks_hold_the_same_bits_also_after_a_resume(
     ranks_2.run(f"{JOBS}:train", settings, 2, "cartpole_classic", None, path)
     resumed = the_one(ranks_2.run(f"{JOBS}:train", settings, 2, "cartpole_classic", path))
     assert resumed["digest"] == whole["digest"]
+
+
+# --- the sentinel --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "policy.actor.perceptron.2.weight",
+        "policy.critic_normalizer.m2",
+        "optimizer.critic.perceptron.0.bias.exp_avg_sq",
+        "optimizer.actor.perceptron.0.weight.step",
+        "learning_rate",
+    ],
+)
+def test_a_planted_difference_is_named_by_the_next_look(ranks_4: RankPool, name: str) -> None:
+    said = ranks_4.run(f"{JOBS}:train_with_a_difference", name, 2, 4)
+    assert len(set(said)) == 1
+    assert said[0].startswith(f"ranks are out of step in iteration 4: {name} differs on rank 2")
 
 
 # --- exchanges -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -20,6 +20,7 @@ from lockstep.core.errors import UsageError
 
 _FLAG = re.compile(r"-(?!$|[\d.]|(inf|infinity|nan)\b)", re.IGNORECASE)  # -1, -.5, -1,1 and -inf are values
 _TRUE_WORDS = ("true", "yes", "on", "1", "t", "y")  # those that pydantic knows
+_SEQUENCES = (tuple, list, frozenset, set)
 _SWITCH_WORDS = (*_TRUE_WORDS, "false", "no", "off", "0", "f", "n")
 
 
@@ -64,11 +65,11 @@ def parse(
     words = deque(argv)
     while words:
         word = words.popleft()
-        if not _FLAG.match(word):
+        name = flag_name(word)
+        if name is None:
             arguments.positionals.append(word)
             continue
-        spelled, equals, value = word.partition("=")
-        name = spelled.removeprefix("--").replace("-", "_") if spelled.startswith("--") else spelled
+        _, equals, value = word.partition("=")
         takes = lookup(name)
         if name in arguments.flags and name not in repeatable:
             raise UsageError(f"--{name} is given twice; keep one")
@@ -81,10 +82,39 @@ def parse(
     return arguments
 
 
+def take_out(argv: Sequence[str], own: Mapping[str, Takes], final: str) -> tuple[list[str], list[str], list[str]]:
+    """Part a command line in three, each in its order: the flags in ``own`` with their values, what is left, and
+    every word after the value of the flag ``final``, whatever it looks like.
+    """
+    taken: list[str] = []
+    others: list[str] = []
+    words = deque(argv)
+    while words:
+        word = words.popleft()
+        name = flag_name(word)
+        if name is None or name not in own:
+            others.append(word)
+            continue
+        taken.append(word)
+        if "=" not in word and words and _belongs(words[0], own[name], 0, ()):
+            taken.append(words.popleft())
+        if name == final:
+            break
+    return taken, others, list(words)
+
+
+def flag_name(word: str) -> str | None:
+    """Return the name of the flag that a word is, with underscores, or None if it is none."""
+    if not _FLAG.match(word):
+        return None
+    spelled = word.partition("=")[0]
+    return spelled.removeprefix("--").replace("-", "_") if spelled.startswith("--") else spelled
+
+
 def takes_of(setting: FieldInfo) -> Takes:
     """Return what the flag of a setting takes."""
-    kinds = {get_origin(member) or member for member in _members(setting.annotation)}
-    if kinds & {tuple, list, frozenset, set}:
+    kinds = {_kind(member) for member in _members(setting.annotation)}
+    if kinds & set(_SEQUENCES):
         return Takes.MANY
     return Takes.SWITCH if bool in kinds else Takes.ONE
 
@@ -97,7 +127,9 @@ def value_of(setting: FieldInfo, words: Sequence[str]) -> Any:
         return None
     takes = takes_of(setting)
     if takes is Takes.MANY:
-        return [part for part in re.split(r"[,\s]+", text.strip().strip("[]()")) if part]
+        parts = [part for part in re.split(r"[,\s]+", text.strip().strip("[]()")) if part]
+        takes_one_too = any(_kind(member) not in (*_SEQUENCES, type(None)) for member in members)
+        return parts[0] if takes_one_too and len(parts) == 1 else parts
     if takes is Takes.SWITCH and not words:
         return "true"
     choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
@@ -181,6 +213,12 @@ def _mend_for_dash(name: str, words: Sequence[str]) -> str:
     if not words or words[0].startswith("--"):
         return ""
     return f"; one that begins with '-' is written {f'--{name}={words[0]}'!r}"
+
+
+def _kind(member: Any) -> Any:
+    """Return ``tuple`` for ``tuple[int, ...]`` and ``int`` for ``Annotated[int, ...]``."""
+    origin = get_origin(member)
+    return get_args(member)[0] if origin is Annotated else origin or member
 
 
 def _members(annotation: Any) -> list[Any]:

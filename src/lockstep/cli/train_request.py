@@ -21,8 +21,9 @@ from lockstep.core.config import check_names, combine, groups, load_overlay, mer
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import load
 from lockstep.distributed import topology
-from lockstep.learn.config import TrainConfig
-from lockstep.recipes.catalog import TASKS, check_offered
+from lockstep.learn.config import TrainConfig, split_evenly
+from lockstep.recipes.catalog import TASKS, check_distributed, check_offered
+from lockstep.session.runner import check_runner
 
 # The command's own flags; all others are settings of TrainConfig.
 _OWN_FLAGS = {
@@ -45,8 +46,12 @@ class Request:
     resume: Path | None
 
 
-def read(argv: Sequence[str]) -> Request:
+def read(argv: Sequence[str], world_size: int | None = None) -> Request:
     """Return what a command line asks for: flags over overlay files over the run's config or the task's recipe.
+
+    Args:
+        argv: the words after the command.
+        world_size: ranks of the job; None for the job that this process is in.
 
     Raises:
         UsageError: whatever is wrong, in one line.
@@ -59,18 +64,34 @@ def read(argv: Sequence[str]) -> Request:
         overlay = combine(overlay, values)
     task = _task(first_look, overlay)
     resume = _run_to_resume(first_look, overlay, task)
-    base = _config_of_run(resume, task) if resume else {}
-    config = _recipe(base["task"] if resume else task)
+    run = _config_of_run(resume, task) if resume else {}
+    base = {name: value for name, value in run.items() if name not in _INFORMATIONAL}
+    config = _recipe(run["task"] if resume else task)
 
     arguments = parse(argv, _lookup(config), _REPEATABLE, TASKS)
     _task(arguments, overlay)  # words that the first look gave to a flag may be left over now
     for path, values in overlays:
         _check_overlay(path, values, config)
     flags = {**_settings_in(arguments, config), "task": config.task}
-    config = merge(config, combine(combine(base, overlay), flags))
+    if world_size is None:
+        world_size = topology.from_environment().world_size
+    values = combine(combine(base, overlay), flags)
+    total_envs = _total_envs(arguments, run, overlay, world_size)
+    if total_envs is not None:
+        values = combine(values, {"num_envs": _shares(total_envs, world_size, values, config)})
+    config = merge(config, values)
+    config.envs_by_rank(world_size)
     check_offered(config)
-    _check_distributed(arguments)
-    return Request(config, path_of(arguments, "checkpoint"), resume)
+    _check_distributed(arguments, world_size)
+    checkpoint = path_of(arguments, "checkpoint")
+    check_distributed(config, world_size)
+    check_runner(config, world_size, starts_from="checkpoint" if checkpoint else "resume" if resume else "")
+    return Request(config, checkpoint, resume)
+
+
+def flag_names() -> list[str]:
+    """Return every flag that does not depend on the task."""
+    return [*_OWN_FLAGS, *settings(TrainConfig(task=""))]
 
 
 def _lookup(config: TrainConfig, any_dotted: bool = False) -> Callable[[str], Takes]:
@@ -136,7 +157,7 @@ def _config_of_run(run_directory: Path, task: str | None) -> dict[str, Any]:
     from lockstep.core.run_directory import check_run_directory
 
     path = check_run_directory(run_directory) / "config.yaml"
-    values = _overlay(str(path))
+    values = load_overlay(path)
     if "task" not in values:
         raise UsageError(f"{path} names no task, so it is not the config of a run; resume another run")
     values["task"] = str(values["task"])
@@ -148,18 +169,42 @@ def _config_of_run(run_directory: Path, task: str | None) -> dict[str, Any]:
 def _settings_in(arguments: Arguments, config: TrainConfig) -> dict[str, Any]:
     """Return the settings among the flags, nested for ``merge``."""
     known = settings(config)
-    values = {name: value_of(known[name], words) for name, words in arguments.flags.items() if name in known}
+    return nested({name: value_of(known[name], words) for name, words in arguments.flags.items() if name in known})
+
+
+def _total_envs(
+    arguments: Arguments, run: Mapping[str, Any], overlay: Mapping[str, Any], world_size: int
+) -> int | None:
+    """Return the envs of the whole job if they are to be shared out, None if ``num_envs`` says what each rank has."""
+    given = arguments.flags.get("num_envs")
     if "total_envs" in arguments.flags:
         total_envs = number("total_envs", arguments.flags["total_envs"], minimum=1)
-        num_envs = number("num_envs", arguments.flags.get("num_envs", [str(total_envs)]), minimum=1)
-        if num_envs != total_envs:
+        if given is None:
+            return total_envs
+        each = number("num_envs", given, minimum=1)
+        if each * world_size != total_envs:
             raise UsageError(
-                f"one process has --total_envs {total_envs} = --num_envs {num_envs} envs; keep one of them"
+                f"--total_envs {total_envs} and --num_envs {each} on {world_size} rank(s) contradict each other; keep "
+                "one of them"
             )
-        values["num_envs"] = total_envs
-    return nested(values)
+        return None
+    if not run or given is not None or "num_envs" in overlay:
+        return None
+    # A run that goes on keeps the envs it had, however many ranks they are now on.
+    had = merge(TrainConfig(task=""), {"agent": {"num_mini_batches": 1}, "num_envs": run.get("num_envs", 1)})
+    ranks_then = number("world_size", [str(run.get("world_size", 1))], minimum=1)
+    return sum(had.envs_by_rank(ranks_then))
 
 
-def _check_distributed(arguments: Arguments) -> None:
-    if switched_on(arguments, "distributed") and topology.from_environment().world_size == 1:
+def _shares(total_envs: int, world_size: int, values: Mapping[str, Any], recipe: TrainConfig) -> Any:
+    agent = values.get("agent")
+    block = agent.get("num_mini_batches") if isinstance(agent, Mapping) else None
+    if block is None:
+        block = recipe.agent.num_mini_batches
+    shares = split_evenly(total_envs, world_size, number("agent.num_mini_batches", [str(block)], minimum=1))
+    return shares[0] if len(set(shares)) == 1 else list(shares)
+
+
+def _check_distributed(arguments: Arguments, world_size: int) -> None:
+    if switched_on(arguments, "distributed") and world_size == 1:
         raise UsageError("--distributed needs WORLD_SIZE > 1, which torchrun sets; for one process, leave it out")

@@ -1,30 +1,38 @@
 """The run directory of a rank that writes nothing."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep.core import metrics
+from lockstep.core.progress import NullProgress
 from lockstep.core.rank_log import RankLog
 from lockstep.core.run_directory import Status
 
 
 class NullRunDirectory:
-    """What ranks other than 0 get: the same calls, nothing written but the rank's own log if ``path`` is known."""
+    """What ranks other than 0 get: the same calls, nothing written but the rank's own log."""
 
     config_path = mujoco_log_path = Path(os.devnull)
     named_checkpoint = None
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
 
     def begin_attempt(self, config_yaml: str) -> None:
         """Do nothing."""
 
     def rank_log(self, rank: int) -> RankLog:
-        """Return a context that copies what this process prints into the rank's log."""
-        return RankLog(self.path and self.path / "ranks" / f"rank_{rank}.log")
+        """Return a context that copies what this process prints into the rank's log, on this host's own disk."""
+        with contextlib.suppress(OSError):  # a log that can't be written stops no training
+            (self.path / "ranks").mkdir(parents=True, exist_ok=True)
+        return RankLog(self.path / "ranks" / f"rank_{rank}.log")
+
+    def progress(self, task: str, log: RankLog) -> NullProgress:
+        """Return a display that shows nothing."""
+        return NullProgress()
 
     def open_metrics(
         self,
@@ -46,6 +54,9 @@ class NullRunDirectory:
         return []
 
     def save_checkpoint(self, iteration: int, write: Callable[[Path], object], keep: int = 5) -> None:
+        """Do nothing; ``write`` is not called."""
+
+    def save_failure(self, iteration: int, write: Callable[[Path], object]) -> None:
         """Do nothing; ``write`` is not called."""
 
     def write_progress(

@@ -20,6 +20,7 @@ from lockstep.core import metrics
 from lockstep.core.curve import draw_curve
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import explain, remove_leftovers, replace_atomic, replace_link, sync, write_atomic
+from lockstep.core.progress import Progress
 from lockstep.core.rank_log import RankLog
 
 Status = Literal["running", "finished", "failed", "preempted", "interrupted"]
@@ -125,6 +126,10 @@ class RunDirectory:
         """Return a context that copies what this process prints into ``ranks/rank_<rank>.log``."""
         return RankLog(self.path / "ranks" / f"rank_{rank}.log")
 
+    def progress(self, task: str, log: RankLog) -> Progress:
+        """Return the display of a training in this directory."""
+        return Progress(task, self.path, log)
+
     def open_metrics(
         self, logger: metrics.Logger, iteration: int = 0, config: Mapping[str, Any] | None = None
     ) -> metrics.MetricsWriter:
@@ -154,6 +159,15 @@ class RunDirectory:
         for old in [checkpoint for checkpoint in self.checkpoints() if checkpoint != path][max(keep - 1, 0) :]:
             with contextlib.suppress(OSError):  # one too many does no harm
                 old.unlink()
+        return path
+
+    def save_failure(self, iteration: int, write: Callable[[Path], object]) -> Path | None:
+        """Let ``write`` make ``failure_<iteration>.pt``, apart from the checkpoints; None if the disk refuses."""
+        path = self.path / f"failure_{iteration}.pt"
+        try:
+            replace_atomic(path, write)
+        except RunError:
+            return None
         return path
 
     def write_progress(

@@ -1,0 +1,88 @@
+"""Ranks, for code of your own: which one am I, and how do we stay in step.
+
+Names are imported when they are first used: those of ``ranks`` load no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.distributed.ranks import (
+        get_global_rank,
+        get_local_rank,
+        get_world_size,
+        is_distributed,
+        is_main_process,
+        main_only,
+    )
+    from lockstep.distributed.torch_group import barrier, cleanup, setup
+    from lockstep.distributed.torch_helpers import (
+        AveragedGradients,
+        Moments,
+        any_rank,
+        average_gradients,
+        gather_text,
+        merge_moments,
+        moments_of,
+        reduce_metrics,
+    )
+    from lockstep.distributed.torch_mixin import DistributedMixin
+    from lockstep.distributed.torch_state import broadcast_state, broadcast_value
+
+__all__ = [
+    "AveragedGradients",
+    "DistributedMixin",
+    "Moments",
+    "any_rank",
+    "average_gradients",
+    "barrier",
+    "broadcast_state",
+    "broadcast_value",
+    "cleanup",
+    "gather_text",
+    "get_global_rank",
+    "get_local_rank",
+    "get_world_size",
+    "is_distributed",
+    "is_main_process",
+    "main_only",
+    "merge_moments",
+    "moments_of",
+    "reduce_metrics",
+    "setup",
+]
+
+_HOMES = {
+    "ranks": (
+        "get_global_rank",
+        "get_local_rank",
+        "get_world_size",
+        "is_distributed",
+        "is_main_process",
+        "main_only",
+    ),
+    "torch_group": ("barrier", "cleanup", "setup"),
+    "torch_helpers": (
+        "AveragedGradients",
+        "Moments",
+        "any_rank",
+        "average_gradients",
+        "gather_text",
+        "merge_moments",
+        "moments_of",
+        "reduce_metrics",
+    ),
+    "torch_mixin": ("DistributedMixin",),
+    "torch_state": ("broadcast_state", "broadcast_value"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'lockstep.distributed' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"lockstep.distributed.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstep.core.errors import UsageError
-from lockstep.core.registry import Registry
+from lockstep.core.registry import Registry, load
+from lockstep.distributed.topology import require_distributed
 
 if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
@@ -52,6 +53,11 @@ for _entry in (
     ),
 ):
     TASKS.register(_entry.name, _entry)
+
+
+def check_distributed(config: TrainConfig, world_size: int) -> None:
+    """Raise UsageError if the config's task says that it can't train on several ranks (``distributed_unsupported``)."""
+    require_distributed(load(TASKS.get(config.task).task), f"task {config.task}", world_size)
 
 
 def check_offered(config: TrainConfig) -> None:

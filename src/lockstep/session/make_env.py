@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import Registry, load
+from lockstep.distributed.isolation import given_gpu, placement_problem
+from lockstep.distributed.topology import from_environment
 from lockstep.recipes.catalog import TASKS
 from lockstep.session.make_config import make_config
 from lockstep.session.process import check_memory
@@ -24,11 +26,11 @@ ENGINES.register("mujoco", "lockstep.sim.mujoco_c:make_engine")
 
 
 def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: str = "auto", **env: Any) -> TorchEnv:
-    """Return ``num_envs`` envs of a task for code of your own.
+    """Return ``num_envs`` envs of a task for code of your own; under torchrun every rank gets as many of its own.
 
     Args:
         task: a name that ``lockstep tasks`` lists.
-        num_envs: how many; None for the recipe's number.
+        num_envs: how many on this rank; None for the recipe's number.
         seed: of all random streams.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
         env: settings of the task's env, such as ``max_episode_steps=200``.
@@ -39,15 +41,21 @@ def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: s
     count = {} if num_envs is None else {"num_envs": num_envs}
     # Envs alone are dealt to no minibatches, so any number of them will do.
     agent = {"num_mini_batches": 1}
-    return build_env(make_config(task, seed=seed, device=device, env=env, agent=agent, **count))
+    config = make_config(task, seed=seed, device=device, env=env, agent=agent, **count)
+    topology = from_environment()
+    shares = config.envs_by_rank(topology.world_size)
+    return build_env(config, num_envs=shares[topology.rank], first_env_id=sum(shares[: topology.rank]))
 
 
-def build_env(config: TrainConfig, *, num_envs: int | None = None, streams: str = "train") -> TorchEnv:
+def build_env(
+    config: TrainConfig, *, num_envs: int | None = None, first_env_id: int = 0, streams: str = "train"
+) -> TorchEnv:
     """Return the envs that a config asks for.
 
     Args:
         config: of the run.
-        num_envs: instead of the config's.
+        num_envs: this rank's; None for a job of one process, which has them all.
+        first_env_id: global id of the first of them.
         streams: prefix of the random streams' purposes; anything but ``train`` starts every episode at its beginning.
     """
     import torch
@@ -60,7 +68,7 @@ def build_env(config: TrainConfig, *, num_envs: int | None = None, streams: str 
     if streams != "train":
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
     task: Task = load(TASKS.get(config.task).task)(env_config)
-    count = config.num_envs if num_envs is None else num_envs
+    count = config.envs_by_rank(1)[0] if num_envs is None else num_envs
     if device.type == "cpu":  # a GPU says for itself when it is full, before anything else suffers
         check_memory(_least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)
     engine = _build_engine(config, task, count, dtype, device)
@@ -71,6 +79,7 @@ def build_env(config: TrainConfig, *, num_envs: int | None = None, streams: str 
         seed=config.seed,
         device=device,
         dtype=dtype,
+        first_env_id=first_env_id,
         streams=streams,
         noise_block=config.agent.num_steps_per_env,
     )
@@ -85,14 +94,14 @@ def _least_bytes(task: Task, num_envs: int, num_steps: int) -> int:
 def _build_engine(config: TrainConfig, task: Task, num_envs: int, dtype: torch.dtype, device: torch.device) -> Engine:
     import array_api_compat.torch as xp
 
-    from lockstep.core.environment import allowed_cores
+    from lockstep.distributed.cores import threads_per_rank
 
     name = TASKS.get(config.task).engines[0] if config.engine == "auto" else config.engine
     engine: Engine = load(ENGINES.get(name))(
         task,
         num_envs=num_envs,
         decimation=config.env.decimation,
-        num_threads=config.env.num_physics_threads or allowed_cores(),
+        num_threads=config.env.num_physics_threads or threads_per_rank(),
         xp=xp,
         dtype=dtype,
         device=device,
@@ -104,12 +113,22 @@ def resolve_device(name: str) -> torch.device:
     """Return the device that ``--device`` names; ``auto`` is the GPU if there is one.
 
     Raises:
-        UsageError: not a device, or one that this machine does not have.
+        UsageError: not a device, one that this machine does not have, or one that this rank could not be given.
     """
     import torch
 
+    problem = placement_problem()
+    if problem is not None and name.startswith(("auto", "cuda")):
+        raise UsageError(problem)
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        if given_gpu() is not None and torch.version.cuda is not None:
+            # Its peers may well compute on their GPUs: this rank must not become the slow one without a word.
+            raise UsageError(
+                f"this rank has GPU {given_gpu()}, which torch can't use; see nvidia-smi, or use --device cpu"
+            )
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:

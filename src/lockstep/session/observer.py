@@ -8,11 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from lockstep.core.errors import LockstepError, RunError
-from lockstep.core.files import replace_atomic
+from lockstep.core.errors import LockstepError
 from lockstep.core.interrupts import StopReason, StopRequest
 from lockstep.core.metrics import Metrics, MetricsWriter
-from lockstep.core.progress import Progress
+from lockstep.core.null_run_directory import NullRunDirectory
+from lockstep.core.progress import NullProgress, Progress
 from lockstep.core.run_directory import RunDirectory, Status
 
 if TYPE_CHECKING:
@@ -32,7 +32,12 @@ class RunObserver:
     """
 
     def __init__(
-        self, config: TrainConfig, run: RunDirectory, progress: Progress, request: StopRequest, so_far: Metrics
+        self,
+        config: TrainConfig,
+        run: RunDirectory | NullRunDirectory,
+        progress: Progress | NullProgress,
+        request: StopRequest,
+        so_far: Metrics,
     ) -> None:
         self._config, self._run, self._progress, self._request = config, run, progress, request
         self._last = so_far
@@ -63,12 +68,7 @@ class RunObserver:
         """Write the state of a training that can't go on to ``failure_<iteration>.pt``."""
         from lockstep.learn.torch.checkpoint import save
 
-        path = self._run.path / f"failure_{iteration}.pt"
-        try:
-            replace_atomic(path, lambda temporary: save(content, temporary))
-        except RunError:
-            return None
-        return path
+        return self._run.save_failure(iteration, lambda path: save(content, path))
 
     def finish(self, status: Literal["finished"] | StopReason, warnings: Mapping[str, int]) -> None:
         """Note the end, draw the curve, and say how often the engine gave which warning."""
@@ -93,6 +93,8 @@ class RunObserver:
                 f"nothing to do: {path} is at iteration {total} of {total}; go on with "
                 f"lockstep train --resume {path} --max_iterations {2 * total}"
             )
+        if self._config.runner:  # whose policy only its own code can play
+            return f"finished: the checkpoints are in {path}"
         return f"finished: play it with lockstep play --run {path}"
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.core.errors import UsageError
 from lockstep.core.registry import load
 from lockstep.recipes.catalog import TASKS
 from lockstep.session.make_config import make_config
@@ -76,6 +77,8 @@ def load_policy(path: str | Path, device: str = "auto") -> Policy:
         path = latest_checkpoint(path)
     content = checkpoint.load(path)
     config = make_config(**content["config"])
+    if config.runner:
+        raise UsageError(f"checkpoint {path} is of runner {config.runner}, whose policy its own code alone can run")
     task = load(TASKS.get(config.task).task)(config.env)
     network = ActorCritic(config.agent, dict(task.num_observations), task.action_space)
     network.cast_parameters_(torch.float64 if config.dtype == "float64" else torch.float32)

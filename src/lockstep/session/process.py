@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import psutil  # type: ignore[import-untyped]
 
-from lockstep.core.environment import allowed_cores
 from lockstep.core.errors import RunError, UsageError
+from lockstep.core.rng import stream_seed
+from lockstep.distributed.cores import threads_per_rank
 
 if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
@@ -21,17 +23,33 @@ KEPT_BYTES = 1 << 30
 SMALL_WIDTH = 128
 
 
-def prepare(config: TrainConfig) -> None:
-    """Set up torch's threads and the C library's allocator for a training."""
+def prepare(config: TrainConfig, rank: int) -> None:
+    """Set up torch's threads, the C library's allocator and every random generator that is not ours for a training."""
     import torch
 
+    seed_generators(config.seed, rank)
     keep_large_buffers()
     agent = config.agent
     widths = [*agent.actor_hidden_dims, *agent.critic_hidden_dims]
     widths += [] if agent.recurrent == "none" else [agent.recurrent_hidden_dim]
     # Threads that wait for one another after every small layer gain nothing, and lose much on a busy machine.
-    automatic = 1 if max(widths, default=0) <= SMALL_WIDTH else allowed_cores()
+    automatic = 1 if max(widths, default=0) <= SMALL_WIDTH else threads_per_rank()
     torch.set_num_threads(config.num_torch_threads or automatic)
+
+
+def seed_generators(seed: int, rank: int) -> None:
+    """Seed the generators of Python, numpy and torch by a hash of the run's seed and the global rank.
+
+    Our own streams are keyed by global env id; whatever else draws numbers gets a seed of its own on every rank. Not
+    seed + rank: neighbouring seeds would share the generators of most ranks.
+    """
+    import numpy
+    import torch
+
+    own = stream_seed(seed, f"rank {rank}")
+    random.seed(own)
+    numpy.random.seed(own % 2**32)  # noqa: NPY002 - other people's code draws from the global generator
+    torch.manual_seed(own)
 
 
 def keep_large_buffers() -> bool:

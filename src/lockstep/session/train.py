@@ -1,30 +1,36 @@
-"""One training from a config to a finished run directory."""
+"""One training from a config to a finished run directory, on this rank and together with all others."""
 
 from __future__ import annotations
 
-import sys
+import json
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.core.config import to_yaml
 from lockstep.core.environment import describe
 from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import EXIT_CODES, StopReason, watch
 from lockstep.core.metrics import require_logger
-from lockstep.core.progress import Progress
+from lockstep.core.null_run_directory import NullRunDirectory
+from lockstep.core.progress import NullProgress, Progress
 from lockstep.core.run_directory import RunDirectory
-from lockstep.distributed.topology import Topology, from_environment, require_one_process
-from lockstep.recipes.catalog import check_offered
-from lockstep.session.make_env import build_env
+from lockstep.distributed.topology import from_environment
+from lockstep.learn.config import split_evenly
+from lockstep.recipes.catalog import check_distributed, check_offered
+from lockstep.session.loading import go_on, load_weights
+from lockstep.session.make_env import build_env, resolve_device
 from lockstep.session.observer import RunObserver
 from lockstep.session.process import memory_errors_in_words, prepare
+from lockstep.session.runner import SessionRunner, check_learner, check_runner, make_runner
 
 if TYPE_CHECKING:
+    from lockstep.core.types import Comm
     from lockstep.envs.torch_env import TorchEnv
     from lockstep.learn.config import TrainConfig
-    from lockstep.learn.torch.training import Training
+
+AnyRunDirectory = RunDirectory | NullRunDirectory
 
 
 @dataclass(frozen=True)
@@ -42,102 +48,121 @@ class Outcome:
 
 
 def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | None = None) -> Outcome:
-    """Train one policy.
+    """Train one policy. Under torchrun every rank calls this with the same arguments, and they train it together.
 
     Args:
         config: everything that determines the training.
-        checkpoint: start a new run at iteration 0 from these weights.
-        resume: continue the run in this directory, in place.
+        checkpoint: start a new run at iteration 0 from these weights; only rank 0 needs the file.
+        resume: continue the run in this directory, in place; only rank 0 needs it.
 
     Raises:
         UsageError: whatever can't work, found before anything is written.
         RunError: the training failed; ``progress.json`` says why.
     """
-    topology = _check(config, checkpoint, resume)
-    with ExitStack() as resources, memory_errors_in_words(config.num_envs):
+    _check(config, checkpoint, resume)
+    with ExitStack() as resources, memory_errors_in_words(max(config.envs_by_rank(from_environment().world_size))):
         request = resources.enter_context(watch())  # from here on a signal loses nothing
-        prepare(config)
+        comm, ranks = _join(config, resources)
+        prepare(config, comm.rank)
         # A run that goes on is locked before anything is read from it.
-        run = None if resume is None else resources.enter_context(closing(RunDirectory.open(resume)))
-        env = resources.enter_context(closing(build_env(config)))
-        evaluation_env = None
-        if config.evaluation.interval:
-            episodes = build_env(config, num_envs=config.evaluation.num_episodes, streams="evaluation")
-            evaluation_env = resources.enter_context(closing(episodes))
-        training = _take_up(config, env, checkpoint, run)
-        config_yaml = to_yaml(config) + f"world_size: {topology.world_size}  # for information\n"
+        run = None if resume is None else resources.enter_context(closing(_on_main(comm, RunDirectory.open, resume)))
+        env, evaluation_env = _build_envs(config, comm, resources)
+        training = _take_up(config, env, comm, checkpoint, run)
+        config_yaml = to_yaml(config) + f"world_size: {comm.world_size}  # for information\n"
         if run is None:
-            run = resources.enter_context(closing(_create_run(config, config_yaml, env, topology)))
+            run = resources.enter_context(closing(_on_main(comm, _create_run, config, config_yaml, ranks)))
         else:
             run.begin_attempt(config_yaml)
         env.engine.log_to(run.mujoco_log_path)
-        log = resources.enter_context(run.rank_log(topology.rank))
-        progress = resources.enter_context(Progress(config.task, run.path, log))
+        log = resources.enter_context(run.rank_log(comm.rank))
+        comm.log_to(run.path / "ranks")
+        progress: Progress | NullProgress = run.progress(config.task, log)
+        resources.enter_context(progress)
         observer = resources.enter_context(RunObserver(config, run, progress, request, training.so_far))
         if checkpoint is not None:
             # Whatever happens from here on, the run knows the weights it began with.
             observer.save(training.iteration, training.state_dict())
-        from lockstep.learn.torch import loop
-
         progress.message(
-            f"{config.task}: {config.num_envs} envs, physics by {type(env.engine).__name__}, learning on {env.device}, "
-            f"in {run.path}"
+            f"{config.task}: {sum(config.envs_by_rank(comm.world_size))} envs on {_count(comm.world_size, 'rank')}, "
+            f"physics by {type(env.engine).__name__}, learning on {env.device}, in {run.path}"
         )
-        status = loop.train(training, observer, evaluation_env)
+        status = training.train(observer, evaluation_env)
         observer.finish(status, env.engine.warning_counts)
     return Outcome(run.path, status)
 
 
-def _check(config: TrainConfig, checkpoint: Path | None, resume: Path | None) -> Topology:
+def _check(config: TrainConfig, checkpoint: Path | None, resume: Path | None) -> None:
     if checkpoint is not None and resume is not None:
         raise UsageError("checkpoint and resume exclude each other: one starts a new run, the other continues one")
     check_offered(config)
-    topology = from_environment()
-    require_one_process(topology)
+    world_size = from_environment().world_size
+    check_distributed(config, world_size)
+    check_runner(config, world_size, starts_from="checkpoint" if checkpoint else "resume" if resume else "")
+    check_learner(config, world_size)
+    config.envs_by_rank(world_size)
     require_logger(config.logger)
-    return topology
 
 
-def _take_up(config: TrainConfig, env: TorchEnv, checkpoint: Path | None, run: RunDirectory | None) -> Training:
+def _join(config: TrainConfig, resources: ExitStack) -> tuple[Comm, list[dict[str, Any]]]:
+    """Return the ranks, met before any scene is built, and what ``run.json`` says of each.
+
+    Raises:
+        UsageError: they don't run the same code with the same config; the host is named.
+    """
+    from lockstep.distributed.torch_group import join
+    from lockstep.session.placement import compare, describe_rank
+
+    device = resolve_device(config.device)
+    comm = resources.enter_context(closing(join(device)))
+    own = json.dumps(describe_rank(config, device))
+    ranks = [json.loads(text) for text in comm.gather_text(own, "placement")]
+    compare(ranks)
+    return comm, ranks
+
+
+def _build_envs(config: TrainConfig, comm: Comm, resources: ExitStack) -> tuple[TorchEnv, TorchEnv | None]:
+    """Return this rank's share of the envs, and of those that evaluations run in."""
+    shares = config.envs_by_rank(comm.world_size)
+    first = sum(shares[: comm.rank])
+    env = resources.enter_context(closing(build_env(config, num_envs=shares[comm.rank], first_env_id=first)))
+    if not config.evaluation.interval:
+        return env, None
+    shares = split_evenly(config.evaluation.num_episodes, comm.world_size)
+    first = sum(shares[: comm.rank])
+    episodes = build_env(config, num_envs=shares[comm.rank], first_env_id=first, streams="evaluation")
+    return env, resources.enter_context(closing(episodes))
+
+
+def _take_up(
+    config: TrainConfig, env: TorchEnv, comm: Comm, checkpoint: Path | None, run: AnyRunDirectory | None
+) -> SessionRunner:
     """Return the training at the point where it starts or goes on; nothing is written."""
-    from lockstep.distributed.torch_comm import SoloComm
-    from lockstep.learn.torch.checkpoint import load
-    from lockstep.learn.torch.training import Training
-
-    training = Training(config, env, SoloComm())
+    training = make_runner(config, env, comm)
     if checkpoint is not None:
-        training.load_weights(load(checkpoint), checkpoint)
+        load_weights(training, comm, checkpoint)
     if run is not None:
-        _go_on(training, run)
+        go_on(training, comm, run)
     return training
 
 
-def _go_on(training: Training, run: RunDirectory) -> None:
-    """Load the newest checkpoint that is whole. A run that never had one starts again from its config.
+def _on_main(comm: Comm, make: Any, *arguments: Any) -> AnyRunDirectory:
+    """Let rank 0 make or open the run directory; the others get one of the same path that writes nothing."""
+    made: list[RunDirectory] = []
 
-    Raises:
-        UsageError: it had checkpoints, and none of them is there and whole.
-    """
-    from lockstep.learn.torch.checkpoint import load
+    def work() -> str:
+        made.append(make(*arguments))
+        return str(made[0].path)
 
-    problem = f"checkpoint {run.named_checkpoint} is gone" if run.named_checkpoint else None
-    for path in run.checkpoints():
-        try:
-            content = load(path)
-        except UsageError as error:
-            # The one before it may be whole: a resumed run loses some iterations rather than everything.
-            print(f"lockstep: warning: {error}", file=sys.stderr)  # noqa: T201
-            problem = problem or f"checkpoint {path} is damaged"
-            continue
-        training.load_state_dict(content, path)
-        return
-    if problem is not None:
-        raise UsageError(f"no checkpoint of {run.path} is whole ({problem}); put one back, or start a new run")
+    path = comm.on_main(work, "run directory")
+    return next(iter(made), None) or NullRunDirectory(Path(path))
 
 
-def _create_run(config: TrainConfig, config_yaml: str, env: TorchEnv, topology: Topology) -> RunDirectory:
-    ranks = [{"rank": topology.rank, "device": str(env.device)}]
-    run_info = describe() | {"seed": config.seed, "world_size": topology.world_size, "ranks": ranks}
+def _create_run(config: TrainConfig, config_yaml: str, ranks: list[dict[str, Any]]) -> RunDirectory:
+    run_info = describe() | {"seed": config.seed, "world_size": len(ranks), "ranks": ranks}
     return RunDirectory.create(
         config.log_root, config.task, config.run_name, config_yaml, run_info, config.max_iterations
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -1,0 +1,84 @@
+"""Reading checkpoints on rank 0, which alone needs the files, and taking them up on all ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from lockstep.core.null_run_directory import NullRunDirectory
+    from lockstep.core.run_directory import RunDirectory
+    from lockstep.core.types import Comm
+    from lockstep.learn.config import TrainConfig
+    from lockstep.session.runner import SessionRunner
+
+Content = dict[str, Any]
+
+
+def load_weights(training: SessionRunner, comm: Comm, path: Path) -> None:
+    """Take up the weights of a checkpoint.
+
+    Raises:
+        UsageError: it can't be read, or does not fit.
+    """
+    from lockstep.learn.torch.checkpoint import load
+
+    contents: list[Content] = []
+
+    def read() -> str:
+        contents.append(load(path))
+        _require_same_runner(contents[0], training.config, path)
+        return ""
+
+    comm.on_main(read, "checkpoint")
+    training.load_weights(next(iter(contents), None), path)
+
+
+def go_on(training: SessionRunner, comm: Comm, run: RunDirectory | NullRunDirectory) -> None:
+    """Load the newest checkpoint of a run that is whole. A run that never had one starts again from its config.
+
+    Raises:
+        UsageError: it had checkpoints, and none of them is there and whole; or another runner made them.
+    """
+    contents: list[Content] = []
+
+    def read() -> str:
+        path = _read_newest(run, contents)
+        for content in contents:
+            _require_same_runner(content, training.config, path)
+        return path
+
+    path = comm.on_main(read, "checkpoint")
+    if path:
+        training.load_state_dict(next(iter(contents), None), path)
+
+
+def _read_newest(run: RunDirectory | NullRunDirectory, contents: list[Content]) -> str:
+    """Append the content of the newest whole checkpoint and return its path; "" if there never was one."""
+    from lockstep.learn.torch.checkpoint import load
+
+    problem = f"checkpoint {run.named_checkpoint} is gone" if run.named_checkpoint else None
+    for path in run.checkpoints():
+        try:
+            contents.append(load(path))
+        except UsageError as error:
+            # The one before it may be whole: a resumed run loses some iterations rather than everything.
+            print(f"lockstep: warning: {error}", file=sys.stderr)  # noqa: T201
+            problem = problem or f"checkpoint {path} is damaged"
+            continue
+        return str(path)
+    if problem is not None:
+        raise UsageError(f"no checkpoint of {run.path} is whole ({problem}); put one back, or start a new run")
+    return ""
+
+
+def _require_same_runner(content: Content, config: TrainConfig, path: object) -> None:
+    then, now = (
+        f"runner {runner}" if runner else "lockstep's own learner"
+        for runner in (content["config"].get("runner", ""), config.runner)
+    )
+    if then != now:
+        raise UsageError(f"checkpoint {path} is of {then}, not of {now}; go on with what made it, or start a new run")

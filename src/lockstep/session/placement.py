@@ -1,0 +1,68 @@
+"""Where each rank runs and what it runs: noted in ``run.json``, and compared before anything is built."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.core.environment import git_of_lockstep, versions
+from lockstep.core.errors import UsageError
+from lockstep.distributed.topology import from_environment
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.learn.config import TrainConfig
+
+_ALIKE = {
+    "lockstep": "lockstep is version {}",
+    "torch": "torch is version {}",
+    "git": "lockstep's checkout is at {}",
+    "config": "the config has hash {}",
+}
+
+
+def describe_rank(config: TrainConfig | None, device: torch.device) -> dict[str, Any]:
+    """Return this rank's place (rank, host, pid, device, cores) and what must be alike on all ranks.
+
+    A script of the user's own has no config that could be compared.
+    """
+    settings = "" if config is None else config.model_dump_json()
+    topology = from_environment()
+    git = git_of_lockstep() or {"commit": None, "dirty": None}
+    installed = versions()
+    return {
+        "rank": topology.rank,
+        "local_rank": topology.local_rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device),
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "working_folder": str(Path.cwd()),
+        "lockstep": installed["lockstep"],
+        "torch": installed["torch"],
+        "git": f"{git['commit']}{' with changes' if git['dirty'] else ''}",
+        "config": hashlib.sha256(settings.encode()).hexdigest()[:16],
+    }
+
+
+def compare(ranks: list[dict[str, Any]]) -> None:
+    """Check that all ranks run the same code with the same config.
+
+    Raises:
+        UsageError: naming the first rank, and its host, that differs from rank 0. Every rank raises the same.
+    """
+    first = ranks[0]
+    for other in ranks[1:]:
+        for name, words in _ALIKE.items():
+            if other[name] != first[name]:
+                error = UsageError(
+                    f"rank {other['rank']} on {other['host']} differs from rank 0 on {first['host']}: there "
+                    f"{words.format(other[name])}, here {first[name]}; start all ranks with the same code and arguments"
+                )
+                error.shared = True
+                raise error
