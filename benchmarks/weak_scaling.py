@@ -1,0 +1,195 @@
+"""Weak scaling on the cores of one machine: ranks that train one policy together against as many that train alone.
+
+    .venv/bin/python benchmarks/weak_scaling.py [--num_ranks 2] [--rounds 9] [--save]
+
+Every process is pinned to a core of its own with one thread, and works only while it is asked. In each round the ranks
+of one job run some iterations; then as many independent jobs of one rank run the same, on the same cores at the same
+time; then one of those alone, the other cores idle. Who begins alternates. Efficiency is the job's env steps per second
+over the sum of those of the independent jobs, round by round: what the cores give when all are busy, with and without
+exchanges. The raw figure beside it is the job's rate over ``num_ranks`` times that of one rank with the machine to
+itself, which also counts what busy cores take from each other.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import shlex
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.config import merge
+from lockstep.core.environment import describe
+from lockstep.core.registry import load
+from lockstep.recipes.catalog import TASKS
+
+FOLDER = Path(__file__).resolve().parent
+Answer = dict[str, float]
+
+
+class Rank:
+    """A process of a job, pinned to a core."""
+
+    def __init__(self, core: int, rank: int, world_size: int, port: int, settings: dict[str, Any]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, core, rank, world_size, port, settings), daemon=True
+        )
+        self._process.start()
+
+    def ask(self, num_iterations: int) -> None:
+        """Let it run; ``answer`` waits."""
+        self._connection.send(num_iterations)
+
+    def answer(self) -> Answer:
+        """Return ``env_steps``, ``wall_s`` and ``wait_s`` of what it was asked for."""
+        answer: Answer = self._connection.recv()
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._connection.close()
+        self._process.join()
+
+
+def serve(connection: Connection, core: int, rank: int, world_size: int, port: int, settings: dict[str, Any]) -> None:
+    """Train whenever asked, until the other end is closed."""
+    os.sched_setaffinity(0, {core})
+    os.environ |= {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCKSTEP_PIN": "0"}
+    import torch
+
+    from lockstep.distributed.torch_group import join
+    from lockstep.learn.torch.training import Training
+    from lockstep.session.make_env import build_env
+    from lockstep.session.process import keep_large_buffers
+
+    torch.set_num_threads(1)
+    keep_large_buffers()
+    comm = join(torch.device("cpu"))
+    config = merge(load(TASKS.get(settings["task"]).recipe)(), settings)
+    shares = config.envs_by_rank(world_size)
+    env = build_env(config, num_envs=shares[rank], first_env_id=sum(shares[:rank]))
+    training = Training(config, env, comm)
+    while True:
+        try:
+            num_iterations = connection.recv()
+        except EOFError:
+            return
+        began, wait_s = time.perf_counter(), 0.0
+        for _ in range(num_iterations):
+            wait_s += float(training.iterate()["time/wait_mean"] or 0.0)
+        env_steps = env.num_envs * config.agent.num_steps_per_env * num_iterations
+        connection.send({"env_steps": env_steps, "wall_s": time.perf_counter() - began, "wait_s": wait_s})
+
+
+def run(ranks: Sequence[Rank], num_iterations: int) -> list[Answer]:
+    """Let several work at the same time."""
+    for rank in ranks:
+        rank.ask(num_iterations)
+    return [rank.answer() for rank in ranks]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[dict[str, float]]:
+    """Return the rates (env steps/s) and the share of waiting of every round."""
+    cores, count = sorted(os.sched_getaffinity(0))[: arguments.num_ranks], arguments.num_ranks
+    port = free_port()
+    together = [Rank(core, rank, count, port, settings) for rank, core in enumerate(cores)]
+    apart = [Rank(core, 0, 1, 0, settings) for core in cores]
+    sides = {"together": together, "apart": apart, "alone": apart[:1]}
+    rounds: list[dict[str, float]] = []
+    try:
+        for ranks in sides.values():
+            run(ranks, arguments.warm_up)
+        for number in range(arguments.rounds):
+            order = list(sides) if number % 2 == 0 else list(reversed(sides))
+            answers = {name: run(sides[name], arguments.iterations) for name in order}
+            slowest_s = max(answer["wall_s"] for answer in answers["together"])
+            rates = {
+                # One job: all its steps over the time of its slowest rank. Independent jobs: the sum of their rates.
+                "together": sum(answer["env_steps"] for answer in answers["together"]) / slowest_s,
+                "apart": sum(answer["env_steps"] / answer["wall_s"] for answer in answers["apart"]),
+                "alone": answers["alone"][0]["env_steps"] / answers["alone"][0]["wall_s"],
+            }
+            rates["efficiency"] = rates["together"] / rates["apart"]
+            rates["raw"] = rates["together"] / (count * rates["alone"])
+            rates["wait"] = statistics.mean(answer["wait_s"] / answer["wall_s"] for answer in answers["together"])
+            rounds.append(rates)
+            shown = ", ".join(f"{name} {rates[name]:,.0f}/s" for name in sides)
+            print(f"round {number + 1}/{arguments.rounds}: {shown}, efficiency {rates['efficiency']:.3f}", flush=True)
+    finally:
+        for rank in (*together, *apart):
+            rank.close()
+    return rounds
+
+
+def spread(rounds: list[dict[str, float]], name: str, form: str) -> str:
+    values = [each[name] for each in rounds]
+    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
+
+
+def main() -> None:
+    arguments = parse()
+    settings: dict[str, Any] = {"task": arguments.task, "device": "cpu", "num_envs": arguments.num_envs}
+    load_before = os.getloadavg()[0]
+    rounds = measure(arguments, settings)
+    machine = describe()
+    git = machine["git"]["lockstep"] or {"commit": "unknown", "dirty": False}
+    facts = {
+        "date": date.today().isoformat(),
+        "command": shlex.join(["python", "benchmarks/weak_scaling.py", *sys.argv[1:]]),
+        "versions": ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version),
+        "commit": git["commit"] + (" with changes" if git["dirty"] else ""),
+        "CPU": f"{machine['hardware']['cpu']}, {arguments.num_ranks} of {machine['hardware']['num_cores']} cores",
+        "load of the host": f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after",
+        "workload": f"{arguments.task}, {arguments.num_envs} envs per rank, otherwise its recipe, gloo",
+        "rounds": f"{arguments.rounds} of {arguments.iterations} iterations, {arguments.warm_up} before that",
+        f"{arguments.num_ranks} ranks together, env steps/s": spread(rounds, "together", ",.0f"),
+        f"{arguments.num_ranks} independent jobs, env steps/s in all": spread(rounds, "apart", ",.0f"),
+        "one job, other cores idle, env steps/s": spread(rounds, "alone", ",.0f"),
+        "efficiency (together / independent)": spread(rounds, "efficiency", ".3f"),
+        f"raw (together / {arguments.num_ranks} x one job with the machine to itself)": spread(rounds, "raw", ".3f"),
+        "share of the time in exchanges, waiting included": spread(rounds, "wait", ".1%"),
+    }
+    print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()))
+    if arguments.save:
+        path = FOLDER / "scaling" / f"weak_{facts['date']}"
+        path.parent.mkdir(exist_ok=True)
+        path.with_suffix(".json").write_text(json.dumps({"facts": facts, "rounds": rounds}, indent=1) + "\n")
+        lines = ["# Weak scaling on one machine", "", "Median over rounds (lowest .. highest).", ""]
+        lines += [f"- {name}: {value}" for name, value in facts.items()]
+        path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="cartpole_classic")
+    parser.add_argument("--num_envs", type=int, default=4096, help="per rank")
+    parser.add_argument("--num_ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--iterations", type=int, default=5, help="per round")
+    parser.add_argument("--warm_up", type=int, default=4, help="iterations that are not counted")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/scaling/weak_<date>.json and .md")
+    arguments = parser.parse_args()
+    if not 2 <= arguments.num_ranks <= len(os.sched_getaffinity(0)):
+        parser.error(f"--num_ranks must be 2 to {len(os.sched_getaffinity(0))}, a core for each")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()
