@@ -28,6 +28,10 @@ class PendulumConfig(EnvConfig):
     seed_of_wind: int | None = Field(None, description="repeat the same wind")
 
 
+class Pendulum:
+    """The task itself, of which the command line needs no more than whether it can be distributed."""
+
+
 RECIPE = TrainConfig(task="pendulum", num_envs=256, env=PendulumConfig(length=1.0))
 
 
@@ -37,6 +41,9 @@ def pendulum(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("pendulum_recipe")
     vars(module)["pendulum"] = lambda: RECIPE
     monkeypatch.setitem(sys.modules, "pendulum_recipe", module)
+    task = types.ModuleType("pendulum_task")
+    vars(task)["Pendulum"] = Pendulum
+    monkeypatch.setitem(sys.modules, "pendulum_task", task)
     entry = TaskEntry("pendulum", "swing", "pendulum_task:Pendulum", "pendulum_recipe:pendulum", ("analytic", "mujoco"))
     monkeypatch.setitem(TASKS._entries, "pendulum", entry)
 
@@ -249,8 +256,8 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
         (["pendulum", "--agent.actor_hidden_dims", "64,x"], "agent.actor_hidden_dims[1] must be a whole number"),
         (["pendulum", "--env", "windy"], "--env is a group of settings: write --env.FIELD VALUE; the task is --task T"),
         (["pendulum", "--video"], "this version has no video yet"),
-        (["pendulum", "--runner", "a.b:C"], "no runners of your own yet"),
-        (["pendulum", "--num_gpus", "2"], "comes in a later version"),
+        (["pendulum", "--runner", "nowhere.to_be:Found"], "there is no module 'nowhere'"),
+        (["pendulum", "--num_gpus", "2"], "lockstep train_multigpu TASK --num_gpus N"),
         (
             ["pendulum", "--ml_framework", "jax"],
             "ml_framework 'jax' is not available: this version of lockstep has torch",
@@ -277,6 +284,16 @@ def test_distributed_is_accepted_under_a_launcher_only(monkeypatch: pytest.Monke
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert config_of("--distributed") == RECIPE
+
+
+def test_a_task_that_needs_one_process_is_refused_before_several_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pendulum, "distributed_unsupported", "its wind blows through one process", raising=False)
+    assert read(["pendulum"], world_size=1).config == RECIPE
+    with pytest.raises(UsageError) as refusal:
+        read(["pendulum"], world_size=2)
+    assert str(refusal.value) == (
+        "task pendulum can't train on 2 ranks: its wind blows through one process; run it with one process"
+    )
 
 
 def test_the_session_gets_what_was_asked_for(trained: list[Request]) -> None:

@@ -8,10 +8,12 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.core.errors import LockstepError, UsageError, nearest
+from lockstep.distributed.rank_exit import RankExit
 
 HELP = """\
 usage: lockstep COMMAND [ARGUMENTS]
@@ -19,19 +21,20 @@ usage: lockstep COMMAND [ARGUMENTS]
 Train reinforcement-learning policies in batched simulation.
 
 commands:
-  train   train a policy on a task     lockstep train cartpole_balance
-  play    run a trained policy         lockstep play --run logs/cartpole_balance/<run>
-  tasks   list the tasks               lockstep tasks
+  train            train a policy on a task    lockstep train cartpole_balance
+  train_multigpu   the same on several GPUs    lockstep train_multigpu cartpole_balance --num_gpus 2
+  play             run a trained policy        lockstep play --run logs/cartpole_balance/<run>
+  tasks            list the tasks              lockstep tasks
 
-  lockstep COMMAND --help              what a command takes
-  lockstep train TASK --help           every setting of a task, with its default
-  lockstep --version                   the installed version
+  lockstep COMMAND --help                      what a command takes
+  lockstep train TASK --help                   every setting of a task, with its default
+  lockstep --version                           the installed version
 
 exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration, 75 preempted, 130 interrupted
 """
 
-_COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "play", "tasks")}
-_LATER = ("train_multigpu", "export", "report", "doctor", "slurm", "benchmark")
+_COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "train_multigpu", "play", "tasks")}
+_LATER = ("export", "report", "doctor", "slurm", "benchmark")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,21 +47,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that can't show a character still shows the rest
+    rank_exit = RankExit()
+    rank_exit.begin()
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
-        return code
+        return rank_exit.end(code)
     except LockstepError as error:
-        return _fail(str(error), error.exit_code)
+        if rank_exit.speaks_of(error):
+            _say(f"{rank_exit.prefix}{error}")
+        return rank_exit.end(error.exit_code, _one_line(str(error)))
     except KeyboardInterrupt:
-        return 130
+        return rank_exit.end(130)
     except BrokenPipeError:
         # The reader of our output is gone (| head). Python flushes once more at exit; that must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return rank_exit.end(1, "the reader of the output is gone")
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        return _fail(f"{where}{error.strerror or error}", 1)
+        message = f"{where}{error.strerror or error}"
+        _say(f"{rank_exit.prefix}{message}")
+        return rank_exit.end(1, _one_line(message))
+    except Exception as error:
+        rank_exit.end(1, _one_line(f"{type(error).__name__}: {error}"), traceback.format_exc())
+        raise
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -89,10 +101,13 @@ def _unknown(command: str, name: str) -> UsageError:
     return UsageError(f"unknown command {command!r}{nearest(name, _COMMANDS)} (there are {known})")
 
 
-def _fail(message: str, code: int) -> int:
+def _say(message: str) -> None:
     with contextlib.suppress(OSError):  # nobody listens; the exit code still tells
-        print(f"lockstep: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    return code
+        print(f"lockstep: error: {_one_line(message)}", file=sys.stderr, flush=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,37 @@ Run a trained policy, without exploration noise, and report its mean return, epi
   --json              print one JSON object and nothing else
 """
 
+MULTIGPU_HELP = """\
+usage: lockstep train_multigpu [TASK] [--num_gpus N] [FLAGS OF LOCKSTEP TRAIN]
+       lockstep train_multigpu [--num_gpus N] --script FILE.py [ITS ARGUMENTS]
+
+Train one policy with one process per GPU, on this node or several. All flags of lockstep train mean the same here;
+'lockstep train TASK --help' shows them. --num_envs is per GPU (or 320,192: a number for each), --total_envs for all.
+
+on this node:
+  --num_gpus N         ranks on this node, one per GPU (default: all that CUDA_VISIBLE_DEVICES shows);
+                       also written --nproc_per_node N
+  --device cpu         ranks on CPU cores instead; needs --num_gpus N
+  --script FILE.py     run this instead of lockstep train; every word after the file is the script's own
+  --dry_run            check everything, show GPUs, ranks, rendezvous and the exact command, and start nothing
+  --max_restarts N     restart all ranks after a failure, at most N times (default: 0)
+
+several nodes, the same command on each, in one of two ways:
+  --nnodes N --node_rank R --master_addr A --master_port P
+                       node 0 listens on a free port P of its address A
+  --nnodes N --rdzv_endpoint HOST:PORT --rdzv_id ID [--rdzv_backend c10d] [--rdzv_conf K=V,...]
+                       the nodes find each other, and their ranks, at HOST:PORT; ID is the job's own
+  --local_addr A       the address under which the other nodes reach this one
+
+what the ranks print (local rank 0 is on the screen, the others are kept in a temporary folder until a clean end):
+  --log_all_ranks      show all ranks, each line with its rank
+  --tee S              as torchrun's: 1 stdout, 2 stderr, 3 both, or by local rank as 0:3,1:2; shown and kept in files
+  --log_dir D          keep the files in D
+
+exit codes: as lockstep train; when ranks differ, that of the rank that failed first or worst; 128 + n for signal n.
+The first Ctrl-C saves and stops, the second kills. SIGTERM and SIGUSR1 save and stop.
+"""
+
 TASKS_HELP = """\
 usage: lockstep tasks [--json]
 
@@ -28,10 +59,10 @@ List the tasks: engines (the default first), sizes of the actor's observation an
 
 _NOT_YET = {
     "video": "this version has no video yet; leave --video out",
-    "runner": "this version has no runners of your own yet; leave --runner out",
     **dict.fromkeys(
-        ("num_gpus", "nproc_per_node", "nnodes", "node_rank", "multi_gpu"),
-        "training on several devices comes in a later version; lockstep train runs one process",
+        ("num_gpus", "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "multi_gpu"),
+        "lockstep train runs one process; several GPUs are lockstep train_multigpu TASK --num_gpus N, with the same "
+        "flags otherwise",
     ),
 }
 
@@ -57,6 +88,23 @@ TRAIN_HABITS = {
     **dict.fromkeys(("physics_engine", "sim", "simulator", "physics"), "the physics engine is --engine E"),
     **dict.fromkeys(("name", "tag"), "a run's name is --run_name R"),
     "config_name": "use --config overlay.yaml",
+}
+
+_GPUS = "the number of ranks on this node, one per GPU, is --num_gpus N"
+_CHOICE = "the GPUs are those that CUDA_VISIBLE_DEVICES shows, as in CUDA_VISIBLE_DEVICES=1,3"
+_OWN_PORT = "a job on one node always has a rendezvous and a port of its own; leave it out"
+_SCREENS = "local rank 0 is on the screen; --log_all_ranks, --tee 3 and --log_dir D show or keep more"
+
+MULTIGPU_HABITS = {
+    **dict.fromkeys(("gpus", "ngpus", "n_gpus", "num_devices", "n_devices", "num_processes", "nproc", "np"), _GPUS),
+    **dict.fromkeys(("gpu_ids", "gpu_id", "device_ids", "devices", "gpu"), _CHOICE),
+    **dict.fromkeys(("standalone", "multi_gpu"), _OWN_PORT),
+    **dict.fromkeys(("redirects", "local_ranks_filter", "show_logs"), _SCREENS),
+    **dict.fromkeys(("num_nodes", "num_machines", "nodes"), "the number of nodes is --nnodes N"),
+    **dict.fromkeys(("machine_rank", "group_rank"), "the number of this node, from 0 on, is --node_rank R"),
+    **dict.fromkeys(("main_process_ip", "master_address"), "the address of node 0 is --master_addr A"),
+    "main_process_port": "the port on node 0 is --master_port P",
+    "world_size": "the job has nnodes x num_gpus ranks; give --num_gpus N and, for several nodes, --nnodes N",
 }
 
 PLAY_HABITS = {

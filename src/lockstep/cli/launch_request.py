@@ -1,0 +1,156 @@
+"""From the words after ``lockstep train_multigpu`` to the launcher's options and to what each rank runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.cli.arguments import (
+    Arguments,
+    Takes,
+    flag_name,
+    number,
+    parse,
+    path_of,
+    switched_on,
+    take_out,
+)
+from lockstep.cli.usage import MULTIGPU_HABITS, TRAIN_HABITS, unknown_flag
+from lockstep.core.errors import UsageError
+from lockstep.core.gpu_mask import Gpu
+from lockstep.launch.devices import visible
+from lockstep.launch.plan import Options, Work
+from lockstep.launch.rendezvous import Nodes, plan_rendezvous
+
+_NODE_FLAGS = (
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+    "local_addr",
+)
+_OWN_FLAGS = {
+    "num_gpus": Takes.ONE,
+    "nproc_per_node": Takes.ONE,
+    **dict.fromkeys(_NODE_FLAGS, Takes.ONE),
+    "max_restarts": Takes.ONE,
+    "log_all_ranks": Takes.SWITCH,
+    "tee": Takes.ONE,
+    "log_dir": Takes.ONE,
+    "dry_run": Takes.SWITCH,
+    "distributed": Takes.SWITCH,
+    "coordinator_address": Takes.ONE,
+    "script": Takes.ONE,
+}
+_ALL_GPUS = ("all", "auto", "gpu")  # the latter two are torchrun's words
+_MAX_RANKS_PER_NODE = 1024
+
+
+@dataclass(frozen=True)
+class Words:
+    """A command line in its three parts."""
+
+    own: Arguments
+    """The launcher's flags."""
+    train: tuple[str, ...]
+    """Everything else."""
+    script: tuple[str, ...]
+    """What follows the path after ``--script``."""
+
+
+def split(argv: Sequence[str]) -> Words:
+    """Take a command line apart.
+
+    Raises:
+        UsageError: a flag that neither the launcher nor ``lockstep train`` has, or one of the launcher's without its
+            value.
+    """
+    own, train, script = take_out(argv, _OWN_FLAGS, final="script")
+    _check_known(train)
+    return Words(parse(own, _OWN_FLAGS.__getitem__), tuple(train), tuple(script))
+
+
+def options_of(own: Arguments) -> Options:
+    """Return the launcher's options.
+
+    Raises:
+        UsageError: a value that can't be.
+    """
+    if "coordinator_address" in own.flags:
+        raise UsageError(
+            "--coordinator_address belongs to JAX, which comes in a later version; nodes find one another by "
+            "--master_addr or --rdzv_endpoint"
+        )
+    if "num_gpus" in own.flags and "nproc_per_node" in own.flags:
+        raise UsageError("--num_gpus and --nproc_per_node are the same; keep one")
+    count = own.flags.get("num_gpus", own.flags.get("nproc_per_node"))
+    max_restarts = number("max_restarts", own.flags.get("max_restarts", ["0"]), minimum=0)
+    switched_on(own, "distributed")  # what it asks for is what the command does
+    return Options(
+        num_gpus=None if count is None or count[-1] in _ALL_GPUS else number("num_gpus", count, 1, _MAX_RANKS_PER_NODE),
+        nodes=Nodes(**{name: own.last(name) for name in _NODE_FLAGS}),
+        max_restarts=max_restarts,
+        log_all_ranks=switched_on(own, "log_all_ranks"),
+        tee=own.last("tee"),
+        log_dir=path_of(own, "log_dir"),
+    )
+
+
+def work_of(words: Words, options: Options, gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Work:
+    """Return what each rank runs, after checking it as ``lockstep train`` would.
+
+    Raises:
+        UsageError: whatever is wrong with it.
+    """
+    if "script" in words.own.flags:
+        return _script(words)
+    from lockstep.cli.train_request import read
+
+    num_ranks = options.num_gpus or len(visible(environment, gpus)) or 1
+    world_size = num_ranks * plan_rendezvous(options.nodes, "job").num_nodes
+    config = read(words.train, world_size).config
+    return Work(
+        words=("-m", "lockstep", "train", *words.train),
+        device=config.device,
+        envs_by_rank=config.envs_by_rank(world_size),
+    )
+
+
+def _script(words: Words) -> Work:
+    path = path_of(words.own, "script")
+    assert path is not None
+    for word in words.train:
+        name = flag_name(word)
+        if name != "device" and name is not None:
+            raise UsageError(f"{word!r} stands before --script; a script's own arguments follow its path")
+    before = parse(words.train, lambda name: Takes.ONE)
+    for word in before.positionals:
+        raise UsageError(f"unexpected {word!r} before --script; a script's own arguments follow its path")
+    if not path.exists():
+        raise UsageError(f"script {str(path)!r} does not exist; give the path of a Python file")
+    if not path.is_file():
+        raise UsageError(f"script {str(path)!r} is no file; give the path of a Python file")
+    name = str(path)
+    return Work(
+        words=(f"./{name}" if name.startswith("-") else name, *words.script),
+        device=before.last("device") or "auto",
+        is_script=True,
+    )
+
+
+def _check_known(train: Sequence[str]) -> None:
+    """Refuse a flag that nobody has, with the nearest that the launcher or ``lockstep train`` has."""
+    if all(flag_name(word) is None for word in train):
+        return
+    from lockstep.cli.train_request import flag_names
+    from lockstep.core.config import groups
+    from lockstep.learn.config import TrainConfig
+
+    known = [*_OWN_FLAGS, *flag_names()]
+    for word in train:
+        name = flag_name(word)
+        # A name with a dot may be a setting of the task's, which is not known yet.
+        if name is not None and name not in known and "." not in name:
+            raise unknown_flag(name, known, {**TRAIN_HABITS, **MULTIGPU_HABITS}, groups(TrainConfig(task="")))

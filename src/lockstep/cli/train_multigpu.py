@@ -1,0 +1,58 @@
+"""``lockstep train_multigpu``: the same training in one process per GPU, on this node or several."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from lockstep.cli.arguments import asks_for_help, switched_on
+from lockstep.cli.usage import MULTIGPU_HELP
+from lockstep.core.gpu_mask import find_gpus
+from lockstep.core.rank_log import TolerantStream
+from lockstep.launch.describe import concerns, describe
+from lockstep.launch.devices import use_of
+from lockstep.launch.local import launch
+from lockstep.launch.plan import Plan, check_surroundings, make_plan
+
+
+def main(argv: Sequence[str]) -> int:
+    """Launch the ranks, or show what would be launched, and return the exit code."""
+    if asks_for_help(_before_script(argv)):
+        print(MULTIGPU_HELP, end="")
+        return 0
+    from lockstep.cli.launch_request import options_of, split, work_of
+
+    words = split(argv)
+    options = options_of(words.own)
+    dry_run = switched_on(words.own, "dry_run")
+    check_surroundings()
+    gpus = find_gpus()
+    plan = make_plan(options, work_of(words, options, gpus, os.environ), gpus)
+    if dry_run:
+        _show(plan)
+        return 0
+    # A screen that goes away is no reason to end a training.
+    screens = TolerantStream(sys.stdout), TolerantStream(sys.stderr)
+
+    def say(line: str, to_stderr: bool) -> None:
+        screens[to_stderr].write(f"{line}\n")
+        screens[to_stderr].flush()
+
+    for warning in plan.warnings:
+        say(f"lockstep: warning: {warning}", True)
+    return launch(plan, say)
+
+
+def _before_script(argv: Sequence[str]) -> Sequence[str]:
+    """Return the words that are not a script's own."""
+    for index, word in enumerate(argv):
+        if word == "--script" or word.startswith("--script="):
+            return argv[:index]
+    return argv
+
+
+def _show(plan: Plan) -> None:
+    uses = {place.gpu.uuid: use for place in plan.places if place.gpu and (use := use_of(place.gpu))}
+    for line in describe(plan, uses):
+        print(line)
+    for warning in concerns(plan, uses):
+        print(f"lockstep: warning: {warning}", file=sys.stderr)

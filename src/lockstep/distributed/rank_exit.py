@@ -1,0 +1,61 @@
+"""The end of a process that may be one rank of many: what it says, what it leaves behind, and its exit code."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.core.errors import LockstepError, UsageError
+from lockstep.core.interrupts import EXIT_CODES
+from lockstep.core.outcome import ATTEMPT_DIR, Outcome, write_outcome, write_pid
+from lockstep.core.process_control import end_with_parent
+from lockstep.distributed.topology import Topology, from_environment
+
+
+class RankExit:
+    """Announces a rank's process to the launcher and reports how it ended; without a launcher it does nothing.
+
+    torchrun restarts, or calls a failure, whatever does not end with 0. So a rank that stopped because it was asked to
+    ends with 0, and the launcher learns the rest from a file. Under a bare torchrun nobody reads such a file: there
+    preemption is 0 too, or torchrun would start the ranks again, and an interruption stays 130.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        try:
+            self._topology = from_environment(environment)
+        except UsageError:  # the command says so in its own time
+            self._topology = Topology()
+        attempt_dir = environment.get(ATTEMPT_DIR)
+        self._folder = Path(attempt_dir) if attempt_dir else None
+        self._under_torchrun = "TORCHELASTIC_RUN_ID" in environment
+        restart = environment.get("TORCHELASTIC_RESTART_COUNT", "")
+        self._restart = int(restart) if restart.isdecimal() else 0
+
+    @property
+    def prefix(self) -> str:
+        """What a rank other than 0 puts before its messages, so that it is seen which rank has the trouble."""
+        return f"rank {self._topology.rank}: " if self._topology.rank > 0 else ""
+
+    def speaks_of(self, error: LockstepError) -> bool:
+        """Return whether this rank shows an error: what all ranks raised alike, rank 0 shows for all."""
+        return not (error.shared and self._topology.rank > 0)
+
+    def begin(self) -> None:
+        """Tell the launcher which process this rank is, and have the kernel end it if torchrun's agent dies."""
+        if self._folder is None:
+            return
+        end_with_parent(signal.SIGTERM, os.getppid())
+        with contextlib.suppress(LockstepError):
+            write_pid(self._folder, self._topology.rank, os.getpid())
+
+    def end(self, exit_code: int, message: str = "", traceback: str = "") -> int:
+        """Report how this rank ended; return the exit code for the process."""
+        if self._folder is not None:
+            outcome = Outcome(self._topology.rank, exit_code, message, traceback, self._restart)
+            with contextlib.suppress(LockstepError):
+                write_outcome(self._folder, outcome)
+                return 0 if exit_code in EXIT_CODES.values() else exit_code
+        elif self._under_torchrun and exit_code == EXIT_CODES["preempted"]:
+            return 0
+        return exit_code

@@ -1,0 +1,210 @@
+"""How the ranks of this node ended, which of them decides the exit code, and what is said about it."""
+
+import json
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.interrupts import EXIT_CODES
+from lockstep.core.outcome import Outcome, read_outcomes
+from lockstep.launch.logs import AttemptLogs, last_lines, read_attempt_logs
+from lockstep.launch.plan import STDERR, Plan
+
+_LATER_S = 5.0
+"""A rank that is killed this long after the first failure was killed by torchrun, because it did not stop."""
+_MAX_LINES = 40
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended: what its process returned, and what it said itself."""
+
+    rank: int
+    local_rank: int
+    process_code: int = 0
+    """As ``subprocess`` has it: negative for a signal."""
+    outcome: Outcome | None = None
+    pid: int | None = None
+    failed_at_s: float = 0.0
+    """Seconds since 1970; when torchrun noticed."""
+    order: int = 0
+    """In which torchrun noticed."""
+    stderr: Path | None = None
+
+    @property
+    def killed_by(self) -> int:
+        """The signal that ended the process before it could say anything; 0 for none."""
+        said = self.outcome is not None and self.outcome.exit_code != 0
+        return 0 if said or self.process_code >= 0 else -self.process_code
+
+    @property
+    def exit_code(self) -> int:
+        """The rank's exit code, as a shell has it: 128 + n for signal n."""
+        if self.killed_by:
+            return 128 + self.killed_by
+        if self.outcome is not None and self.outcome.exit_code != 0:
+            return self.outcome.exit_code
+        return self.process_code
+
+    @property
+    def severity(self) -> int:
+        """0 is the worst: killed by a signal, failed, refused, interrupted, preempted."""
+        if self.killed_by:
+            return 0
+        return {2: 2, 130: 3, 75: 4}.get(self.exit_code, 1)
+
+    def ended_by_torchrun(self, first_failure_s: float) -> bool:
+        """Return whether torchrun ended this rank because another one had failed."""
+        late = self.failed_at_s - first_failure_s >= _LATER_S
+        return self.killed_by == signal.SIGTERM or (self.killed_by == signal.SIGKILL and late)
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How the ranks of this node and torchrun's agent ended."""
+
+    ranks: tuple[RankEnd, ...] = ()
+    """Those that failed or left word."""
+    agent_code: int = 0
+    agent_error: str = ""
+    """Of torchrun itself, such as a rendezvous that did not come about."""
+
+
+def read_end(attempt_dir: Path, agent_code: int) -> JobEnd:
+    """Return what agent and ranks left in the attempt folder; ``agent_code`` is negative for a signal."""
+    logs = read_attempt_logs(attempt_dir)
+    try:
+        report: dict[str, Any] = json.loads((attempt_dir / "agent.json").read_text())
+    except (OSError, ValueError):
+        report = {}
+    outcomes = read_outcomes(attempt_dir, logs.restart)
+    failures = {failure["rank"]: (order, failure) for order, failure in enumerate(report.get("failures", []))}
+    ranks = [
+        _rank_end(rank, *failures.get(rank, (len(failures), {})), outcomes.get(rank), logs)
+        for rank in sorted({*failures, *outcomes})
+    ]
+    return JobEnd(tuple(ranks), agent_code, report.get("error", ""))
+
+
+def deciding(ranks: Sequence[RankEnd], is_script: bool) -> RankEnd | None:
+    """Return the rank whose exit code is that of the job; None if all ended well.
+
+    A rank that torchrun ended because another had failed decides nothing. Of the others, the worst decides and, of
+    several that are as bad, the one that failed first. Ranks of a script have no exit codes that we could compare:
+    there it is the first.
+    """
+    failed = [end for end in ranks if end.exit_code != 0]
+    if not failed:
+        return None
+    first_failure_s = min((end.failed_at_s for end in failed if end.process_code != 0), default=0.0)
+    own = [end for end in failed if not end.ended_by_torchrun(first_failure_s)] or failed
+    if is_script:
+        return min(own, key=lambda end: (end.order, end.rank))
+    return min(own, key=_badness)
+
+
+def exit_code(end: JobEnd, is_script: bool) -> int:
+    """Return the exit code of the job on this node."""
+    decider = deciding(end.ranks, is_script)
+    if decider is not None:
+        return decider.exit_code
+    if end.agent_code < 0:
+        return 128 - end.agent_code
+    return end.agent_code
+
+
+def report(end: JobEnd, plan: Plan) -> list[str]:
+    """Return the lines that tell the user of a failure which nothing on the screen has told yet."""
+    decider = deciding(end.ranks, plan.work.is_script)
+    if decider is None:
+        return _report_of_agent(end, plan)
+    if decider.exit_code in EXIT_CODES.values():
+        return [] if end.agent_code >= 0 else [f"lockstep: warning: {_of_agent(end)}; the ranks saved and stopped"]
+    if _was_shown(decider, end.ranks, plan):
+        return []
+    message = decider.outcome.message if decider.outcome else ""
+    if decider.exit_code == 2 and message:
+        return [f"lockstep: error: rank {decider.rank}: {message}"]
+    process = "" if decider.pid is None else f", pid {decider.pid}"
+    place = f"rank {decider.rank} (local rank {decider.local_rank} on {socket.gethostname()}{process})"
+    lines = [f"lockstep: error: {place} {_what_happened(decider)}"]
+    if not plan.streams_on_screen(decider.local_rank) & STDERR:
+        lines += [f"  {line}" for line in _last_words(decider)]
+        if decider.stderr is not None:
+            lines.append(f"  its full log: {decider.stderr.parent}")
+    return lines
+
+
+def _rank_end(rank: int, order: int, failure: dict[str, Any], outcome: Outcome | None, logs: AttemptLogs) -> RankEnd:
+    log = next((log for log in logs.ranks if log.rank == rank), None)
+    return RankEnd(
+        rank=rank,
+        local_rank=failure.get("local_rank", log.local_rank if log else 0),
+        process_code=failure.get("exit_code", 0),
+        outcome=outcome,
+        pid=failure.get("pid"),
+        failed_at_s=failure.get("time_s", outcome.time_s if outcome else 0.0),
+        order=order,
+        stderr=log.stderr if log else None,
+    )
+
+
+def _badness(end: RankEnd) -> tuple[int, float, int, int]:
+    # The rank's own clock tells the cause from what follows: a rank has noted its failure before its peers notice.
+    when_s = end.outcome.time_s if end.outcome and not end.killed_by else end.failed_at_s
+    return end.severity, when_s, end.order, end.rank
+
+
+def _was_shown(decider: RankEnd, ranks: Sequence[RankEnd], plan: Plan) -> bool:
+    """Return whether a rank whose stderr is on the screen has said it."""
+    for end in ranks:
+        if not plan.streams_on_screen(end.local_rank) & STDERR or end.killed_by:
+            continue
+        if end is decider and (end.local_rank == 0 or end.exit_code == 2):
+            return True  # other ranks on the screen are among many: a last line says which it was
+        same = (
+            end.outcome is not None and decider.outcome is not None and end.outcome.message == decider.outcome.message
+        )
+        if same and end.exit_code == decider.exit_code:
+            return True
+    return False
+
+
+def _what_happened(end: RankEnd) -> str:
+    if end.killed_by:
+        return f"was killed by {_name(end.killed_by)}"
+    if end.outcome is not None and end.outcome.message and not end.outcome.traceback:
+        return f"failed: {end.outcome.message}"
+    return f"ended with exit code {end.exit_code}"
+
+
+def _of_agent(end: JobEnd) -> str:
+    return f"torchrun's agent was killed by {_name(-end.agent_code)}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_words(end: RankEnd) -> list[str]:
+    if end.outcome is not None and end.outcome.traceback and not end.killed_by:
+        return end.outcome.traceback.rstrip().splitlines()[-_MAX_LINES:]
+    if end.outcome is not None and end.outcome.message and not end.killed_by:
+        return []
+    return last_lines(end.stderr, _MAX_LINES)
+
+
+def _report_of_agent(end: JobEnd, plan: Plan) -> list[str]:
+    if end.agent_code == 0:
+        return []
+    if end.agent_code < 0:
+        return [f"lockstep: error: {_of_agent(end)}; the ranks were ended with it"]
+    log = plan.log_dir / "agent.log"
+    reason = end.agent_error or "torchrun's agent failed"
+    return [f"lockstep: error: {reason}; see {log}"]

@@ -1,0 +1,193 @@
+"""Carrying out a plan on this node: torchrun's agent as a child, signals handed on, and nothing left at the end."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from lockstep.core.errors import UsageError
+from lockstep.core.interrupts import EXIT_CODES
+from lockstep.core.outcome import LAUNCHER_PID, read_pid
+from lockstep.core.process_control import adopt_orphans, catches
+from lockstep.launch.ends import exit_code, read_end, report
+from lockstep.launch.logs import Follower, Say, read_attempt_logs
+from lockstep.launch.plan import Plan
+from lockstep.launch.processes import end_job, reap_orphans, send, workers
+
+POLL_S = 0.05
+GRACE_S = 10.0
+"""How long processes that are left when the job is over may take to end by themselves."""
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+def launch(plan: Plan, say: Say) -> int:
+    """Start what a plan says, see it through, and return the job's exit code on this node.
+
+    The first SIGINT makes all ranks save and stop, the second ends them at once. SIGTERM, SIGUSR1 and SIGHUP make them
+    save and stop as preempted. The ranks of a script get the signals as they are.
+
+    Raises:
+        UsageError: the folder for the logs can't be made.
+        OSError: nor that for the launch.
+    """
+    adopt_orphans()
+    plan.folder.mkdir(mode=0o700)
+    keep_logs = False
+    try:
+        plan.attempt_dir.mkdir()
+        _make_log_dir(plan.log_dir)
+        code, lines = _Launch(plan, say).run()
+        for line in lines:
+            say(line, True)
+        keep_logs = any(str(plan.log_dir) in line for line in lines)
+    finally:
+        shutil.rmtree(plan.attempt_dir if keep_logs else plan.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            plan.folder.rmdir()  # it is empty where the user chose another place for the logs
+    return code
+
+
+def _make_log_dir(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"log_dir {path} can't be made ({error.strerror}); choose another --log_dir") from None
+
+
+class _Launch:
+    """One launch, from the start of the agent to the end of every process of the job."""
+
+    def __init__(self, plan: Plan, say: Say) -> None:
+        self._plan = plan
+        self._say = say
+        self._follower = Follower(plan.attempt_dir, plan.teed, say)
+        self._signals: deque[signal.Signals] = deque()
+        self._taken: set[int] = set()
+        self._in_haste = False
+        self._trained: int | None = None
+        """The process of local rank 0 once it could be asked to stop."""
+        self._forced_code: int | None = None
+        """What the launcher returns if it has ended the job itself."""
+
+    def run(self) -> tuple[int, list[str]]:
+        """Return the exit code and what is to be said about it."""
+        plan = self._plan
+        environment = {name: value for name, value in os.environ.items() if name not in plan.removed}
+        environment |= {**plan.added, LAUNCHER_PID: str(os.getpid())}
+        with _caught(self._signals):
+            # In a session of its own, so that Ctrl-C in the terminal reaches the launcher alone.
+            agent = subprocess.Popen(plan.command, env=environment, start_new_session=True)
+            try:
+                self._announce()
+                while agent.poll() is None and self._forced_code is None:
+                    self._follower.follow()
+                    self._note_progress()
+                    reap_orphans(agent.pid)
+                    while self._signals and self._forced_code is None:
+                        self._take(self._signals.popleft(), agent.pid)
+                    time.sleep(POLL_S)
+            finally:
+                left = self._end_all(agent)
+            self._follower.follow(to_the_end=True)
+        code, lines = self._verdict(agent.returncode)
+        if left:
+            lines = [*lines, f"lockstep: warning: these processes can't be ended: {', '.join(map(str, left))}"]
+        return code, lines
+
+    def _verdict(self, agent_code: int) -> tuple[int, list[str]]:
+        if self._forced_code is not None:
+            return self._forced_code, []
+        end = read_end(self._plan.attempt_dir, agent_code)
+        code = exit_code(end, self._plan.work.is_script)
+        asked_for = code - 128 in self._taken  # it ended by the very signal that it was sent
+        return code, [] if asked_for else report(end, self._plan)
+
+    def _announce(self) -> None:
+        rendezvous = self._plan.rendezvous
+        if rendezvous.num_nodes > 1:
+            which = "this node" if rendezvous.node_rank is None else f"node {rendezvous.node_rank}"
+            where = f"{rendezvous.num_nodes} nodes meet {rendezvous.description}"
+            self._say(f"lockstep: {where}; {which} waits for the others", True)
+
+    def _first_worker(self) -> int | None:
+        """Return the process of local rank 0, None before it has told which one it is."""
+        logs = read_attempt_logs(self._plan.attempt_dir)
+        rank = next((log.rank for log in logs.ranks if log.local_rank == 0), None)
+        return None if rank is None else read_pid(self._plan.attempt_dir, rank)
+
+    def _note_progress(self) -> None:
+        if self._plan.work.is_script or (self._trained is not None and self._plan.max_restarts == 0):
+            return
+        pid = self._first_worker()
+        if pid is not None and pid != self._trained and catches(pid, signal.SIGUSR1):
+            self._trained = pid
+
+    def _take(self, number: signal.Signals, agent_pid: int) -> None:
+        """Do what a signal to the launcher asks for."""
+        if self._is_enough(number):
+            self._forced_code = 130
+        elif self._plan.work.is_script:
+            self._hand_on(number, agent_pid)
+        else:
+            self._ask_to_stop(number, agent_pid)
+
+    def _is_enough(self, number: signal.Signals) -> bool:
+        """Note a signal, and return whether the user has lost patience: a second Ctrl-C."""
+        self._in_haste |= number == signal.SIGINT and number in self._taken
+        self._taken.add(number)
+        return self._in_haste
+
+    def _hand_on(self, number: signal.Signals, agent_pid: int) -> None:
+        ranks = workers(agent_pid, self._plan.job)
+        if not ranks:
+            self._forced_code = 128 + number
+        for pid in ranks.values():
+            send(pid, number, group=True)
+
+    def _ask_to_stop(self, number: signal.Signals, agent_pid: int) -> None:
+        """Ask one rank to stop, which asks the others. One that is not training yet has nothing to save."""
+        pid = self._first_worker() or workers(agent_pid, self._plan.job).get(0)
+        if pid is not None and catches(pid, signal.SIGUSR1):
+            send(pid, signal.SIGINT if number == signal.SIGINT else signal.SIGUSR1)
+        elif pid is None or pid != self._trained:  # else it is through, and on its way out
+            self._forced_code = EXIT_CODES["interrupted" if number == signal.SIGINT else "preempted"]
+
+    def _end_all(self, agent: subprocess.Popen[bytes]) -> list[int]:
+        """End every process of the job; return those that can't be ended."""
+        deadline = time.monotonic() + GRACE_S
+
+        def is_late() -> bool:
+            while self._signals:
+                self._is_enough(self._signals.popleft())
+            return self._in_haste or time.monotonic() > deadline
+
+        if agent.poll() is None:
+            agent.terminate()
+            while agent.poll() is None and not is_late():
+                time.sleep(POLL_S)
+            agent.kill()  # nothing happens to one that has ended
+        agent.wait()
+        return end_job(self._plan.job, is_late)
+
+
+@contextlib.contextmanager
+def _caught(signals: deque[signal.Signals]) -> Iterator[None]:
+    """Put signals into a queue instead of dying of them. A hang-up that is ignored, as under nohup, stays ignored."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(signal.Signals(number))
+
+    caught = [number for number in _CAUGHT if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

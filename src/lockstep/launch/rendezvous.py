@@ -1,0 +1,242 @@
+"""How the nodes of a job find one another: a meeting point that belongs to this job alone, or none at all."""
+
+import errno
+import re
+import socket
+from dataclasses import dataclass
+
+from lockstep.core.errors import UsageError, nearest
+
+_STATIC = ("node_rank", "master_addr", "master_port")
+_MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf")
+_BACKENDS = ("c10d", "etcd", "etcd-v2")
+_MAX_NODES = 65536
+_HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+(%\w+)?\]", re.ASCII)
+_ID = re.compile(r"[\w.:+@-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What the command line says about nodes, as text; None where nothing was said."""
+
+    nnodes: str | None = None
+    node_rank: str | None = None
+    master_addr: str | None = None
+    master_port: str | None = None
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    rdzv_conf: str | None = None
+    local_addr: str | None = None
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the nodes meet, checked."""
+
+    num_nodes: int
+    node_rank: int | None
+    """None if the nodes get their numbers only when they meet."""
+    host: str
+    """An IPv6 address is in brackets."""
+    description: str
+    arguments: tuple[str, ...]
+    """Of torchrun."""
+    plain_arguments: tuple[str, ...]
+    """The same as one would type it for torchrun by hand."""
+    listens_on: int | None = None
+    """The port on which this node will listen, if it is known beforehand."""
+
+
+def plan_rendezvous(nodes: Nodes, job: str) -> Rendezvous:
+    """Return where the nodes of a job meet; ``job`` is an id that no other job has.
+
+    Raises:
+        UsageError: something is missing, malformed or contradicts something else.
+    """
+    num_nodes = 1 if nodes.nnodes is None else _num_nodes(nodes.nnodes)
+    static = [name for name in _STATIC if getattr(nodes, name) is not None]
+    meeting = [name for name in _MEETING if getattr(nodes, name) is not None]
+    if nodes.local_addr is not None and not _HOST.fullmatch(_bracketed(nodes.local_addr)):
+        raise UsageError(f"local_addr {nodes.local_addr!r} is no host name or address")
+    if static and meeting:
+        raise UsageError(
+            f"--{static[0]} and --{meeting[0]} belong to two ways of finding the other nodes; keep --node_rank, "
+            "--master_addr and --master_port, or keep --rdzv_*"
+        )
+    if static:
+        return _static(nodes, num_nodes)
+    if meeting:
+        return _meeting(nodes, num_nodes, job)
+    if num_nodes > 1:
+        raise UsageError(
+            f"{num_nodes} nodes must find one another: add --node_rank R --master_addr A --master_port P, or "
+            "--rdzv_endpoint HOST:PORT --rdzv_id ID"
+        )
+    return Rendezvous(
+        num_nodes=1,
+        node_rank=0,
+        host="localhost",
+        description="on this node alone, on a free port that is chosen at the start",
+        arguments=(
+            "--nnodes=1",
+            "--rdzv_backend=c10d",
+            "--rdzv_endpoint=localhost:0",
+            f"--rdzv_id={job}",
+            # Ranks on one node need no name service, which may know this host by an address that is not up.
+            f"--local_addr={nodes.local_addr or '127.0.0.1'}",
+        ),
+        plain_arguments=("--standalone",),
+    )
+
+
+def check_port(rendezvous: Rendezvous) -> None:
+    """Raise UsageError if this node is to listen on a port that it can't have; others would join the wrong job."""
+    port = rendezvous.listens_on
+    if port is None:
+        return
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as listener:
+                # As torch's own server: a port whose last job has just ended is free.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((address, port))
+                listener.listen()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UsageError(
+                    f"port {port} of this node is taken, perhaps by another job; choose another --master_port, the "
+                    "same on every node"
+                ) from None
+            if error.errno == errno.EACCES:
+                raise UsageError(
+                    f"port {port} is not for ordinary users; choose a --master_port above 1023, the same on every node"
+                ) from None
+            # A family that this host does not have.
+
+
+def concern(rendezvous: Rendezvous) -> str | None:
+    """Return what is wrong if this node does not know the host where the nodes meet; it may come up yet."""
+    try:
+        socket.getaddrinfo(rendezvous.host.strip("[]"), None)
+    except (OSError, UnicodeError) as error:  # the latter for what can't be a host name at all
+        reason = error.strerror if isinstance(error, OSError) else "not a name"
+        return f"host {rendezvous.host} is not known here so far ({reason}); is it spelled right?"
+    return None
+
+
+def _static(nodes: Nodes, num_nodes: int) -> Rendezvous:
+    missing = [name for name in ("nnodes", *_STATIC) if getattr(nodes, name) is None]
+    if missing:
+        raise UsageError(
+            f"{_missing(missing)}: --nnodes, --node_rank, --master_addr and --master_port go together, and no port is "
+            "taken for granted; one node needs none of them"
+        )
+    assert nodes.node_rank is not None and nodes.master_addr is not None and nodes.master_port is not None
+    node_rank = _whole_number("node_rank", nodes.node_rank)
+    if not 0 <= node_rank < num_nodes:
+        raise UsageError(f"node_rank {node_rank} must lie in 0 to {num_nodes - 1}, since nnodes is {num_nodes}")
+    address = _bracketed(nodes.master_addr)
+    if not _HOST.fullmatch(address):
+        raise UsageError(f"master_addr {nodes.master_addr!r} is no host name or address; the port is --master_port")
+    port = _port("master_port", nodes.master_port)
+    arguments = (
+        f"--nnodes={num_nodes}",
+        f"--node_rank={node_rank}",
+        f"--master_addr={address}",
+        f"--master_port={port}",
+        *_local_addr(nodes),
+    )
+    return Rendezvous(
+        num_nodes=num_nodes,
+        node_rank=node_rank,
+        host=address,
+        description=f"at {address}:{port}, where node 0 listens",
+        arguments=arguments,
+        plain_arguments=arguments,
+        listens_on=port if node_rank == 0 else None,
+    )
+
+
+def _meeting(nodes: Nodes, num_nodes: int, job: str) -> Rendezvous:
+    backend = nodes.rdzv_backend or "c10d"
+    if backend not in _BACKENDS:
+        mend = "; for static write --node_rank, --master_addr and --master_port" if backend == "static" else ""
+        raise UsageError(
+            f"rdzv_backend {backend!r} is not one of {', '.join(_BACKENDS)}{mend or nearest(backend, _BACKENDS)}"
+        )
+    missing = [name for name in ("rdzv_endpoint", "rdzv_id") if getattr(nodes, name) is None]
+    if missing and (num_nodes > 1 or backend != "c10d"):
+        raise UsageError(
+            f"{_missing(missing)}: where the nodes meet, as HOST:PORT, and an id that is this job's alone, the same on "
+            "every node"
+        )
+    endpoint = "localhost:0" if nodes.rdzv_endpoint is None else _endpoint(nodes.rdzv_endpoint, num_nodes)
+    if nodes.rdzv_id is not None and not _ID.fullmatch(nodes.rdzv_id):
+        raise UsageError(f"rdzv_id {nodes.rdzv_id!r} must be letters, digits and any of . _ - : + @")
+    if nodes.rdzv_conf is not None and not re.fullmatch(r"[^=,\s]+=[^=,]+(,[^=,\s]+=[^=,]+)*", nodes.rdzv_conf):
+        raise UsageError(f"rdzv_conf {nodes.rdzv_conf!r} is not of the form KEY=VALUE,KEY=VALUE")
+    arguments = (
+        f"--nnodes={num_nodes}",
+        f"--rdzv_backend={backend}",
+        f"--rdzv_endpoint={endpoint}",
+        f"--rdzv_id={nodes.rdzv_id or job}",
+        *(() if nodes.rdzv_conf is None else (f"--rdzv_conf={nodes.rdzv_conf}",)),
+        *_local_addr(nodes),
+    )
+    return Rendezvous(
+        num_nodes=num_nodes,
+        node_rank=0 if num_nodes == 1 else None,
+        host=endpoint.rpartition(":")[0],
+        description=f"at {endpoint} ({backend}), id {nodes.rdzv_id or job}",
+        arguments=arguments,
+        plain_arguments=arguments,
+    )
+
+
+def _missing(names: list[str]) -> str:
+    flags = [f"--{name}" for name in names]
+    return f"{' and '.join(flags)} {'is' if len(flags) == 1 else 'are'} missing"
+
+
+def _num_nodes(text: str) -> int:
+    if ":" in text:
+        raise UsageError(f"nnodes {text!r} asks for an elastic job, which comes in a later version; give one number")
+    number = _whole_number("nnodes", text)
+    if not 1 <= number <= _MAX_NODES:
+        raise UsageError(f"nnodes must lie in 1 to {_MAX_NODES}, not {number}")
+    return number
+
+
+def _endpoint(text: str, num_nodes: int) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not _HOST.fullmatch(host):
+        raise UsageError(
+            f"rdzv_endpoint {text!r} is not of the form HOST:PORT (an IPv6 address in brackets); no port is taken for "
+            "granted"
+        )
+    if port == "0" and num_nodes == 1:
+        return text
+    return f"{host}:{_port('the port of rdzv_endpoint', port)}"
+
+
+def _port(name: str, text: str) -> int:
+    port = _whole_number(name, text)
+    if not 1 <= port <= 65535:
+        raise UsageError(f"{name} must lie in 1 to 65535, not {port}")
+    return port
+
+
+def _whole_number(name: str, text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,9}", text):
+        raise UsageError(f"{name} must be a whole number, not {text[:80]!r}")
+    return int(text)
+
+
+def _bracketed(address: str) -> str:
+    """Return an IPv6 address in the brackets that torchrun wants, anything else as it is."""
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address
+
+
+def _local_addr(nodes: Nodes) -> tuple[str, ...]:
+    return () if nodes.local_addr is None else (f"--local_addr={nodes.local_addr}",)

@@ -1,0 +1,310 @@
+"""``train_multigpu`` with real processes: jobs side by side, crashes, signals, and nothing left behind.
+
+Most ranks run small scripts without torch, so that a launch takes little more than torchrun's own start.
+"""
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.multiproc.commands import SMALL
+
+TWO_RANKS = ("--num_gpus", "2", "--device", "cpu")
+TIMEOUT_S = 120.0
+
+# Every script begins with this; `note` leaves a file that says what happened to a rank.
+PREAMBLE = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+def note(name, content=""):
+    Path(f"{name}.tmp{rank}").write_text(json.dumps(content))
+    Path(f"{name}.tmp{rank}").rename(f"{name}_{rank}")
+"""
+
+
+class Launch:
+    """A launcher at work."""
+
+    def __init__(self, *arguments: str, script: str | None = None, stdout: int = subprocess.PIPE) -> None:
+        if script is not None:
+            Path("my script.py").write_text(PREAMBLE + script)
+        temporary = Path("tmp")
+        temporary.mkdir(exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lockstep", "train_multigpu", *arguments],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(temporary.absolute())},
+            start_new_session=True,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the end; return the exit code and what was printed on stdout and stderr."""
+        output, errors = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, output, errors
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+def script_on_two_ranks(script: str, *arguments: str) -> Launch:
+    return Launch(*TWO_RANKS, "--script", "my script.py", *arguments, script=script)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not what():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+def noted(name: str, num_ranks: int = 2) -> bool:
+    """Return whether so many ranks have left a note of this name."""
+    return len(list(Path().glob(f"{name}_*"))) == num_ranks
+
+
+def notes(name: str) -> list[object]:
+    """Return what the ranks noted, in order."""
+    return [json.loads(path.read_text()) for path in sorted(Path().glob(f"{name}_*"))]
+
+
+def processes_here() -> list[psutil.Process]:
+    """Return the processes whose working folder is this test's, but for the test itself."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.cwd() == str(Path.cwd()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    left = processes_here()
+    for process in left:
+        process.kill()
+    assert [process.cmdline() for process in left] == []
+
+
+def temporary_folders() -> list[Path]:
+    return list(Path("tmp").glob("lockstep-*"))
+
+
+def test_two_jobs_at_once_and_arguments_as_they_are() -> None:
+    script = """
+note(f"job_{sys.argv[1]}", {name: os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")})
+while len(list(Path().glob("job_*_?"))) < 4:  # both jobs are at work at the same time
+    time.sleep(0.02)
+note("argv_" + sys.argv[1], sys.argv[2:])
+print("rank", rank, "speaks", sys.stdout.isatty())
+"""
+    arguments = ["two words", "--", "--num_gpus", "7", "$HOME ${local_rank} $$", "", "--help", "ö'\""]
+    first, second = script_on_two_ranks(script, "a", *arguments), script_on_two_ranks(script, "b", *arguments)
+    assert first.end() == (0, "rank 0 speaks False\n", "")
+    assert second.end() == (0, "rank 0 speaks False\n", "")
+    assert notes("argv_a") == notes("argv_b") == [arguments, arguments]
+    environments = notes("job_a") + notes("job_b")
+    assert [(entry["WORLD_SIZE"], entry["LOCAL_RANK"]) for entry in environments if isinstance(entry, dict)] == [
+        ("2", "0"),
+        ("2", "1"),
+    ] * 2
+    assert len({entry["MASTER_PORT"] for entry in environments if isinstance(entry, dict)}) == 2
+    assert temporary_folders() == []
+
+
+def test_all_ranks_on_the_screen_and_a_terminal_that_stays_one() -> None:
+    script = """
+print("rank", rank, "speaks", sys.stdout.isatty())
+print("and complains", file=sys.stderr)
+"""
+    both = Launch(*TWO_RANKS, "--log_all_ranks", "--script", "my script.py", script=script)
+    master, slave = pty.openpty()
+    kept = Launch(*TWO_RANKS, "--tee", "1:1", "--log_dir", "kept", "--script", "my script.py", stdout=slave)
+    code, output, errors = both.end()
+    assert code == 0
+    assert sorted(output.splitlines()) == ["[rank 0] rank 0 speaks False", "[rank 1] rank 1 speaks False"]
+    assert sorted(errors.splitlines()) == ["[rank 0] and complains", "[rank 1] and complains"]
+
+    assert kept.process.wait(TIMEOUT_S) == 0
+    os.close(slave)
+    lines = os.read(master, 10_000).decode().splitlines()
+    os.close(master)
+    assert sorted(lines) == ["[rank 1] rank 1 speaks False", "rank 0 speaks True"]
+    assert kept.process.stderr is not None
+    assert kept.process.stderr.read() == "and complains\n"
+    logs = {path.parent.name + "/" + path.name: path.read_text() for path in Path("kept").rglob("std*.log")}
+    assert logs == {"1/stdout.log": "rank 1 speaks False\n", "1/stderr.log": "and complains\n"}
+    assert temporary_folders() == []
+
+
+def test_a_crash_of_a_hidden_rank_is_shown_and_its_stragglers_end() -> None:
+    script = """
+if rank == 0:
+    # A process that nothing connects to the job any more but its descent.
+    code = "import os, time; open('straggler', 'w').write(str(os.getpid())); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", code], env={}, start_new_session=True)
+    while not Path("straggler").exists():
+        time.sleep(0.02)
+    note("ready")
+    time.sleep(600)
+while not Path("ready_0").exists():
+    time.sleep(0.02)
+def deep():
+    raise LookupError("not there")
+try:
+    deep()
+except LookupError:
+    import traceback
+    traceback.print_exc()
+    sys.exit(7)
+"""
+    code, output, errors = script_on_two_ranks(script).end()
+    lines = errors.splitlines()
+    assert (code, output) == (7, "")
+    assert lines[0].startswith(f"lockstep: error: rank 1 (local rank 1 on {socket.gethostname()}, pid ")
+    assert lines[0].endswith(") ended with exit code 7")
+    assert "  LookupError: not there" in lines
+    log = Path(lines[-1].removeprefix("  its full log: "), "stderr.log")
+    assert log.read_text().endswith("LookupError: not there\n")
+    assert "torch" not in errors
+    assert not psutil.pid_exists(int(Path("straggler").read_text()))
+
+
+def test_a_rank_that_is_killed_decides_the_exit_code() -> None:
+    script = """
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+    code, _, errors = script_on_two_ranks(script).end()
+    assert code == 128 + signal.SIGKILL
+    assert errors.splitlines()[0].endswith(") was killed by SIGKILL")
+
+
+def test_signals_reach_the_ranks_of_a_script() -> None:
+    script = """
+heard = []
+def hear(number, frame):
+    heard.append(signal.Signals(number).name)
+    note("heard", heard)
+    if number == signal.SIGTERM:
+        sys.exit(0)
+for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, hear)
+note("ready")
+while True:
+    time.sleep(0.02)
+"""
+    launch = script_on_two_ranks(script)
+    wait_for(lambda: noted("ready"))
+    for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+        launch.send(number)
+        wait_for(lambda name=number.name: [heard[-1] for heard in notes("heard")] == [name] * 2)  # type: ignore[misc, index]
+    assert launch.end() == (0, "", "")
+    assert notes("heard") == [["SIGUSR1", "SIGINT", "SIGTERM"]] * 2
+
+
+def test_a_second_interrupt_kills() -> None:
+    script = """
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: note("heard"))
+subprocess.run([sys.executable, "-c", "import os; os.fork()"], check=True)  # leaves an orphan, which ends at once
+note("ready")
+while True:
+    time.sleep(0.02)
+"""
+    launch = script_on_two_ranks(script)
+    wait_for(lambda: noted("ready"))
+    wait_for(lambda: len(psutil.Process(launch.process.pid).children()) == 1)  # torchrun's agent, and no zombies
+    launch.send(signal.SIGINT)
+    wait_for(lambda: noted("heard"))
+    launch.send(signal.SIGINT)
+    assert launch.end() == (130, "", "")
+    assert temporary_folders() == []
+
+
+def test_an_interrupt_before_anything_runs_ends_at_once() -> None:
+    interrupted, preempted = (Launch("--num_gpus", "2", "cartpole_classic", *SMALL) for _ in range(2))
+    wait_for(lambda: len(temporary_folders()) == 2)
+    interrupted.send(signal.SIGINT)
+    preempted.send(signal.SIGTERM)
+    assert interrupted.end() == (130, "", "")
+    assert preempted.end() == (75, "", "")
+    assert temporary_folders() == []
+    assert not Path("logs").exists()
+
+
+def test_a_launcher_that_is_killed_takes_the_job_with_it() -> None:
+    launch = script_on_two_ranks("note('ready')\ntime.sleep(600)\n")
+    wait_for(lambda: noted("ready"))
+    launch.send(signal.SIGKILL)
+    launch.process.communicate(timeout=TIMEOUT_S)
+    wait_for(lambda: processes_here() == [])
+
+
+def free_port() -> int:
+    with socket.socket() as candidate:
+        candidate.bind(("127.0.0.1", 0))
+        port: int = candidate.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("way", ["static", "rendezvous"])
+def test_two_launchers_are_two_nodes(way: str) -> None:
+    script = "note('here', [os.environ[name] for name in ('WORLD_SIZE', 'LOCAL_RANK', 'GROUP_RANK')])\n"
+    port = str(free_port())
+    where = {
+        "static": ("--master_addr", "127.0.0.1", "--master_port", port),
+        "rendezvous": ("--rdzv_endpoint", f"127.0.0.1:{port}", "--rdzv_id", "job7", "--local_addr", "127.0.0.1"),
+    }[way]
+    common = ("--nnodes", "2", "--num_gpus", "1", "--device", "cpu", *where)
+    nodes = [
+        Launch(*common, *(("--node_rank", node) if way == "static" else ()), "--script", "my script.py", script=script)
+        for node in ("1", "0")
+    ]
+    for node in nodes:
+        code, _, errors = node.end()
+        assert code == 0, errors
+        assert "waits for the others" in errors
+    assert notes("here") == [["2", "0", "0"], ["2", "0", "1"]]
+    assert temporary_folders() == []
+
+
+def test_training_stops_together_when_the_launcher_is_asked_to() -> None:
+    launch = Launch("--num_gpus", "2", "cartpole_classic", *SMALL, "--max_iterations", "1000000")
+
+    def trains() -> bool:
+        return any(path.stat().st_size for path in Path("logs").glob("cartpole_classic/*/metrics.jsonl"))
+
+    wait_for(trains)
+    launch.send(signal.SIGTERM)
+    code, _, errors = launch.end()
+    assert code == 75, errors
+    (run,) = Path("logs/cartpole_classic").iterdir()
+    assert json.loads((run / "progress.json").read_text())["status"] == "preempted"
+    assert (run / "checkpoints" / "latest").exists()
+    assert temporary_folders() == []
+
+
+def test_what_the_ranks_refuse_is_one_line() -> None:
+    launch = Launch("--num_gpus", "2", "cartpole_classic", *SMALL, "--checkpoint", "nothing.pt")
+    code, output, errors = launch.end()
+    assert (code, output) == (2, "")
+    assert errors.count("\n") == 1
+    assert errors.startswith("lockstep: error: ")
+    assert "nothing.pt" in errors
