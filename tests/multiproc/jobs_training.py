@@ -122,7 +122,7 @@ def train_with_a_difference(comm: Comm, name: str, rank: int, iteration: int) ->
             tensor.detach().view(-1).view(torch.uint8)[0] ^= 1
         return metrics
 
-    training.iterate = iterate_and_plant  # type: ignore[method-assign]
+    training.iterate = iterate_and_plant  # type: ignore[assignment]
     try:
         return str(loop.train(training, Silent()))
     except RunError as error:

@@ -118,10 +118,10 @@ class Witness(SoloComm):
         self.training: Training | None = None
         self.met: list[dict[str, Any]] = []
 
-    def mean_gradients_(self, gradients: FlatGradients) -> None:
+    def mean_gradients_(self, gradients: FlatGradients, meanwhile: Callable[[], None] = lambda: None) -> None:
         assert self.training is not None
         self.met.append(learned(self.training))
-        super().mean_gradients_(gradients)
+        super().mean_gradients_(gradients, meanwhile)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -257,9 +257,9 @@ class CountingComm(SoloComm):
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
 
-    def mean_gradients_(self, gradients: FlatGradients) -> None:
+    def mean_gradients_(self, gradients: FlatGradients, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.calls["mean_gradients_"] += 1
-        super().mean_gradients_(gradients)
+        super().mean_gradients_(gradients, meanwhile)
 
     def gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor:
         self.calls["gather"] += 1

@@ -175,8 +175,11 @@ class Comm(Protocol):
     def last_backward(self, gradients: FlatGradients) -> AbstractContextManager[None]:
         """Reduce parts of the buffer while the last backward pass of a minibatch, run in the context, goes on."""
 
-    def mean_gradients_(self, gradients: FlatGradients) -> None:
-        """Sum the flat gradient buffer and what rides in it over ranks, then divide by the global sample count."""
+    def mean_gradients_(self, gradients: FlatGradients, meanwhile: Callable[[], None] = ...) -> None:
+        """Sum the flat gradient buffer and what rides in it over ranks, then divide by the global sample count.
+
+        ``meanwhile`` is work of this rank that fills the time until the others' gradients are here.
+        """
 
     def gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor:
         """Return ``(world_size, *tensor.shape)``: every rank's tensor, the same on every rank."""

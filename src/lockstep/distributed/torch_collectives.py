@@ -1,6 +1,7 @@
 """The few operations on a process group that everything between ranks is made of: counted, timed and tagged."""
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import Protocol
 
@@ -75,6 +76,11 @@ class Collectives:
         return tensor if tensor.device.type == self.device.type else tensor.to(self.device)
 
 
+# Gloo's thread lets go of an operation a moment after it is over. If it were the last to do so it would free Python
+# objects, and abort a process whose interpreter is already ending.
+_RECENT: deque[dist.Work] = deque(maxlen=8)
+
+
 class _WaitOnHost:
     """Time that the host stood still in operations."""
 
@@ -82,6 +88,7 @@ class _WaitOnHost:
         self._total_s = 0.0
 
     def wait_for(self, work: dist.Work) -> None:
+        _RECENT.append(work)
         began = time.perf_counter()
         work.wait()
         self._total_s += time.perf_counter() - began

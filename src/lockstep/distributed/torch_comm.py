@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from lockstep.distributed.torch_debug import CheckedCollectives
 
 
+def _nothing() -> None:
+    pass
+
+
 class SoloComm:
     """The ``Comm`` of a job of one process: every collective over one rank, with the same flat gradient buffer."""
 
@@ -29,8 +33,9 @@ class SoloComm:
         """There is nothing to send while the backward pass goes on."""
         return nullcontext()
 
-    def mean_gradients_(self, gradients: "FlatGradients") -> None:
+    def mean_gradients_(self, gradients: "FlatGradients", meanwhile: Callable[[], None] = _nothing) -> None:
         """Divide the buffer's sums by its sample count, after noting whether this rank's are finite."""
+        meanwhile()
         for part in gradients.parts:
             gradients.flag_nonfinite_(self.rank, part)
         gradients.divide_by_count_()
@@ -96,12 +101,13 @@ class GroupComm:
         with gradients.watch(lambda part: self._send(gradients, part)):
             yield
 
-    def mean_gradients_(self, gradients: "FlatGradients") -> None:
+    def mean_gradients_(self, gradients: "FlatGradients", meanwhile: Callable[[], None] = _nothing) -> None:
         """Sum over ranks what ``last_backward`` has not sent yet, wait for all of it, divide by the sample count."""
         # A rank without samples, or whose loss left parameters out, sends here what others sent during backward: the
         # parts travel in the same order everywhere.
         for part in gradients.parts[len(self._sent) :]:
             self._send(gradients, part)
+        meanwhile()
         for work in self._sent:
             work.wait()
         self._sent.clear()

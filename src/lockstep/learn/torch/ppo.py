@@ -3,8 +3,10 @@
 Written against a ``Comm``: the update of several ranks is that of one process with all their envs.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -140,9 +142,12 @@ class Ppo:
         means = torch.zeros_like(self.gradients.means)
         norm = torch.zeros_like(self.gradients.flat[0])
         flags = torch.zeros_like(self.gradients.flags)
-        for minibatch in self.minibatches(samples, state, iteration):
-            self.accumulate(minibatch, self.comm.last_backward)
-            self.comm.mean_gradients_(self.gradients)
+        minibatches = self.minibatches(samples, state, iteration)
+        upcoming = deque(islice(minibatches, 1))
+        while upcoming:
+            self.accumulate(upcoming.popleft(), self.comm.last_backward)
+            # Dealing the next minibatch fills the time that the gradients travel, and that a slower rank is late.
+            self.comm.mean_gradients_(self.gradients, lambda: upcoming.extend(islice(minibatches, 1)))
             flags = torch.maximum(flags, self.gradients.flags)
             norm += self._step(skip=flags.amax())
             means += self.gradients.means
