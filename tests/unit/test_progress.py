@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.core.progress import NullProgress, Progress
+from lockstep.core.progress import Progress
 from lockstep.core.rank_log import RankLog
 
 # Shows a training of 20 iterations; the log goes to the path given.
@@ -231,8 +231,11 @@ def test_a_log_that_cannot_be_written_hides_nothing(tmp_path: Path, capsys: pyte
         assert capsys.readouterr().out == "still here\n"
 
 
-def test_the_null_progress_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    with NullProgress() as progress:
-        progress.update({"mean_return": 1.0}, 1, 1, 1, 1.0)
-        progress.message("nothing")
+def test_a_rank_that_is_not_on_the_screen_speaks_in_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RankLog(tmp_path / "log") as log, Progress("task", tmp_path, log, on_screen=False) as progress:
+        progress.update({"mean_return": 1.5}, 1, 1, 1, 1.0)
+        progress.message("what only the log is told")
     assert capsys.readouterr().out == ""
+    text = (tmp_path / "log").read_text()
+    assert "iteration 1/1" in text
+    assert "what only the log is told" in text

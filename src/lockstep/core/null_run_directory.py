@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core import metrics
-from lockstep.core.progress import NullProgress
+from lockstep.core.progress import Progress
 from lockstep.core.rank_log import RankLog
 from lockstep.core.run_directory import Status
+
+LOG_ALL_RANKS = "LOCKSTEP_LOG_ALL_RANKS"
+"""Set to 1 by the launcher's ``--log_all_ranks``."""
 
 
 class NullRunDirectory:
@@ -30,9 +33,9 @@ class NullRunDirectory:
             (self.path / "ranks").mkdir(parents=True, exist_ok=True)
         return RankLog(self.path / "ranks" / f"rank_{rank}.log")
 
-    def progress(self, task: str, log: RankLog) -> NullProgress:
-        """Return a display that shows nothing."""
-        return NullProgress()
+    def progress(self, task: str, log: RankLog) -> Progress:
+        """Return a display that writes to the log alone, unless all ranks are to be seen (``--log_all_ranks``)."""
+        return Progress(task, self.path, log, on_screen=os.environ.get(LOG_ALL_RANKS) == "1")
 
     def open_metrics(
         self,

@@ -36,6 +36,12 @@ class Progress:
 
     On a terminal a panel stays at the bottom and what else is printed scrolls by above it; the plain lines then go
     to ``log`` only. A stdout that goes away ends the display, not the training.
+
+    Args:
+        task, run_path: what the panel names.
+        log: of this rank.
+        on_screen: False for a rank that speaks in its log alone.
+        clock: in seconds.
     """
 
     def __init__(
@@ -43,9 +49,11 @@ class Progress:
         task: str,
         run_path: Path | None,
         log: RankLog | None = None,
+        on_screen: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log or RankLog(None)
+        self._on_screen = on_screen
         self._clock = clock
         self._view = _View(task, str(run_path or ""))
         self._panel: Live | None = None
@@ -65,7 +73,7 @@ class Progress:
 
     def start(self) -> None:
         """Begin to show; until ``stop``, stdout and stderr lead past the panel."""
-        terminal = self._log.behind(sys.stdout)
+        terminal = self._log.behind(sys.stdout) if self._on_screen else None
         if terminal is None or not terminal.isatty() or (os.environ.get("TERM") or "dumb") in ("dumb", "unknown"):
             return
         console = Console(file=cast(TextIO, TolerantStream(terminal)), highlight=False)
@@ -93,7 +101,10 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Show one line of text, and keep it in the log."""
-        _print(text)
+        if self._on_screen:
+            _print(text)
+        else:
+            self._log.write_line(text)
 
     def stop(self) -> None:
         """Leave the last state on the screen and give the terminal back; further calls do nothing."""
@@ -111,31 +122,9 @@ class Progress:
         self._num_lines += 1
         self._last_line_at = self._clock()
         if self._panel is None:
-            _print(self._view.line())
+            self.message(self._view.line())
         else:
             self._log.write_line(self._view.line())
-
-
-class NullProgress:
-    """Shows nothing; the same calls as ``Progress``."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def update(self, metrics: Metrics, iteration: int, max_iterations: int, env_steps: int, wall_s: float) -> None:
-        """Do nothing."""
-
-    def message(self, text: str) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 @dataclass

@@ -16,6 +16,11 @@ class Topology:
     world_size: int = 1
     local_world_size: int = 1
 
+    @property
+    def command(self) -> str:
+        """The command of lockstep that starts such a job."""
+        return "train" if self.world_size == 1 else "train_multigpu"
+
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Topology:
     """Return the topology that torchrun described; only RANK and WORLD_SIZE make a job distributed.

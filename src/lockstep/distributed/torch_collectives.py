@@ -1,12 +1,16 @@
 """The few operations on a process group that everything between ranks is made of: counted, timed and tagged."""
 
+import contextlib
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
+
+from lockstep.core.errors import RunError
 
 
 class Work(Protocol):
@@ -37,20 +41,24 @@ class Collectives:
         """Begin to sum a tensor (contiguous) over ranks, in place; it may not be touched before ``wait``."""
         self.num_started += 1
         staged = self._staged(tensor)
-        return _Pending(dist.all_reduce(staged, async_op=True), self._wait, tensor, staged)
+        with _lost_ranks_in_words(tag):
+            return _Pending(dist.all_reduce(staged, async_op=True), self._wait, tensor, staged, tag)
 
     def broadcast_(self, tensor: torch.Tensor, tag: str) -> None:
         """Overwrite a tensor (contiguous) with rank 0's."""
         self.num_started += 1
         staged = self._staged(tensor)
-        _Pending(dist.broadcast(staged, 0, async_op=True), self._wait, tensor, staged).wait()
+        with _lost_ranks_in_words(tag):
+            _Pending(dist.broadcast(staged, 0, async_op=True), self._wait, tensor, staged, tag).wait()
 
     def all_gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor:
         """Return ``(world_size, *tensor.shape)`` on every rank."""
         self.num_started += 1
         staged = self._staged(tensor.contiguous())
         gathered = staged.new_empty((self.world_size, *tensor.shape))
-        _Pending(dist.all_gather(list(gathered.unbind(0)), staged, async_op=True), self._wait, staged, staged).wait()
+        with _lost_ranks_in_words(tag):
+            work = dist.all_gather(list(gathered.unbind(0)), staged, async_op=True)
+            _Pending(work, self._wait, staged, staged, tag).wait()
         return gathered.to(tensor.device)
 
     def gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor | None:
@@ -59,7 +67,8 @@ class Collectives:
         staged = self._staged(tensor.contiguous())
         gathered = staged.new_empty((self.world_size, *tensor.shape)) if self.rank == 0 else None
         parts = None if gathered is None else list(gathered.unbind(0))
-        _Pending(dist.gather(staged, parts, 0, async_op=True), self._wait, staged, staged).wait()
+        with _lost_ranks_in_words(tag):
+            _Pending(dist.gather(staged, parts, 0, async_op=True), self._wait, staged, staged, tag).wait()
         return None if gathered is None else gathered.to(tensor.device)
 
     def log_to(self, path: Path) -> None:
@@ -74,6 +83,23 @@ class Collectives:
 
     def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device.type == self.device.type else tensor.to(self.device)
+
+
+@contextlib.contextmanager
+def _lost_ranks_in_words(tag: str) -> Iterator[None]:
+    """Turn what gloo says over many lines into one.
+
+    Raises:
+        RunError: instead of torch's own errors.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise RunError(
+            f"lost another rank in the exchange of {tag} ({reason}); it has ended or can't be reached: see what it "
+            "says, and its log in ranks/"
+        ) from error
 
 
 # Gloo's thread lets go of an operation a moment after it is over. If it were the last to do so it would free Python
@@ -126,11 +152,13 @@ class _Pending:
         wait: _WaitOnHost | _WaitOnDevice,
         target: torch.Tensor,
         staged: torch.Tensor,
+        tag: str,
     ) -> None:
-        self._work, self._wait, self._target, self._staged = work, wait, target, staged
+        self._work, self._wait, self._target, self._staged, self._tag = work, wait, target, staged, tag
 
     def wait(self) -> None:
         if self._work is not None:
-            self._wait.wait_for(self._work)
+            with _lost_ranks_in_words(self._tag):
+                self._wait.wait_for(self._work)
         if self._staged is not self._target:
             self._target.copy_(self._staged)

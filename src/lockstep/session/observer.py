@@ -12,7 +12,7 @@ from lockstep.core.errors import LockstepError
 from lockstep.core.interrupts import StopReason, StopRequest
 from lockstep.core.metrics import Metrics, MetricsWriter
 from lockstep.core.null_run_directory import NullRunDirectory
-from lockstep.core.progress import NullProgress, Progress
+from lockstep.core.progress import Progress
 from lockstep.core.run_directory import RunDirectory, Status
 
 if TYPE_CHECKING:
@@ -29,18 +29,21 @@ class RunObserver:
         request: what the outside asked for.
         so_far: iteration, env_steps and wall_s that the training goes on after; what an earlier attempt recorded beyond
             is dropped.
+        command: of lockstep, that goes on with such a job.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         run: RunDirectory | NullRunDirectory,
-        progress: Progress | NullProgress,
+        progress: Progress,
         request: StopRequest,
         so_far: Metrics,
+        command: str = "train",
     ) -> None:
         self._config, self._run, self._progress, self._request = config, run, progress, request
         self._last = so_far
+        self._command = f"lockstep {command}"
         self._began_at = self._counters()[0]
         self._metrics = MetricsWriter()
 
@@ -87,11 +90,11 @@ class RunObserver:
     def _farewell(self, status: Literal["finished"] | StopReason) -> str:
         path, total = self._run.path, self._config.max_iterations
         if status != "finished":
-            return f"{status} and saved: continue with lockstep train --resume {path}"
+            return f"{status} and saved: continue with {self._command} --resume {path}"
         if self._counters()[0] == self._began_at:
             return (
                 f"nothing to do: {path} is at iteration {total} of {total}; go on with "
-                f"lockstep train --resume {path} --max_iterations {2 * total}"
+                f"{self._command} --resume {path} --max_iterations {2 * total}"
             )
         if self._config.runner:  # whose policy only its own code can play
             return f"finished: the checkpoints are in {path}"

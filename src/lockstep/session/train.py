@@ -14,7 +14,6 @@ from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import EXIT_CODES, StopReason, watch
 from lockstep.core.metrics import require_logger
 from lockstep.core.null_run_directory import NullRunDirectory
-from lockstep.core.progress import NullProgress, Progress
 from lockstep.core.run_directory import RunDirectory
 from lockstep.distributed.topology import from_environment
 from lockstep.learn.config import split_evenly
@@ -76,9 +75,10 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
         env.engine.log_to(run.mujoco_log_path)
         log = resources.enter_context(run.rank_log(comm.rank))
         comm.log_to(run.path / "ranks")
-        progress: Progress | NullProgress = run.progress(config.task, log)
-        resources.enter_context(progress)
-        observer = resources.enter_context(RunObserver(config, run, progress, request, training.so_far))
+        progress = resources.enter_context(run.progress(config.task, log))
+        observer = resources.enter_context(
+            RunObserver(config, run, progress, request, training.so_far, from_environment().command)
+        )
         if checkpoint is not None:
             # Whatever happens from here on, the run knows the weights it began with.
             observer.save(training.iteration, training.state_dict())
