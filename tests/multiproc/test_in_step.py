@@ -79,6 +79,19 @@ def test_four_ranks_train_as_one_process_does(ranks_4: RankPool, fixed_alone: Re
     assert_same_training(adaptive, adaptive_alone)
 
 
+def test_rounding_is_amplified_no_more_than_in_one_process(ranks_2: RankPool) -> None:
+    # Rollouts of the recipe's length, twice as many iterations as are asked to agree.
+    def parameters(result: Result) -> torch.Tensor:
+        return torch.cat([tensor.flatten() for name, tensor in result["policy"].items() if "normalizer" not in name])
+
+    settings: dict[str, Any] = {"num_envs": 64} | ADAPTIVE
+    whole = parameters(alone(settings, 10))
+    reordered = [settings | {"agent": ADAPTIVE["agent"] | {"chunk_size": size}} for size in (100, 200, 300)]
+    own = max(float((parameters(alone(each, 10)) - whole).abs().max()) for each in reordered)
+    shared = parameters(the_one(ranks_2.run(f"{JOBS}:train", settings | {"num_envs": 32}, 10)))
+    assert 0.0 < float((shared - whole).abs().max()) < 10 * own
+
+
 def test_a_run_of_two_ranks_goes_on_at_one_and_at_four(
     ranks_2: RankPool, ranks_4: RankPool, fixed_alone: Result, tmp_path: Path
 ) -> None:

@@ -78,7 +78,7 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
     values = combine(combine(base, overlay), flags)
     total_envs = _total_envs(arguments, run, overlay, world_size)
     if total_envs is not None:
-        values = combine(values, {"num_envs": _shares(total_envs, world_size, values, config)})
+        values = combine(values, {"num_envs": _shares(total_envs, world_size, values, config, is_new=not run)})
     config = merge(config, values)
     config.envs_by_rank(world_size)
     check_offered(config)
@@ -193,15 +193,23 @@ def _total_envs(
     # A run that goes on keeps the envs it had, however many ranks they are now on.
     had = merge(TrainConfig(task=""), {"agent": {"num_mini_batches": 1}, "num_envs": run.get("num_envs", 1)})
     ranks_then = number("world_size", [str(run.get("world_size", 1))], minimum=1)
+    if ranks_then == world_size:
+        return None  # and each rank those that it had
     return sum(had.envs_by_rank(ranks_then))
 
 
-def _shares(total_envs: int, world_size: int, values: Mapping[str, Any], recipe: TrainConfig) -> Any:
+def _shares(total_envs: int, world_size: int, values: Mapping[str, Any], recipe: TrainConfig, is_new: bool) -> Any:
     agent = values.get("agent")
     block = agent.get("num_mini_batches") if isinstance(agent, Mapping) else None
     if block is None:
         block = recipe.agent.num_mini_batches
-    shares = split_evenly(total_envs, world_size, number("agent.num_mini_batches", [str(block)], minimum=1))
+    block = number("agent.num_mini_batches", [str(block)], minimum=1)
+    shares = split_evenly(total_envs, world_size, block)
+    if is_new and 0 in shares:
+        raise UsageError(
+            f"total_envs {total_envs} leaves some of {world_size} ranks without envs, as they come in blocks of "
+            f"agent.num_mini_batches {block}; use --total_envs {world_size * block} or more, or fewer ranks"
+        )
     return shares[0] if len(set(shares)) == 1 else list(shares)
 
 

@@ -31,7 +31,7 @@ on this node:
   --device cpu         ranks on CPU cores instead; needs --num_gpus N
   --script FILE.py     run this instead of lockstep train; every word after the file is the script's own
   --dry_run            check everything, show GPUs, ranks, rendezvous and the exact command, and start nothing
-  --max_restarts N     restart all ranks after a failure, at most N times (default: 0)
+  --max_restarts N     with --script: restart all ranks after a failure, at most N times (default: 0)
 
 several nodes, the same command on each, in one of two ways:
   --nnodes N --node_rank R --master_addr A --master_port P

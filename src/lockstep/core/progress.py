@@ -27,6 +27,7 @@ from lockstep.core.rank_log import RankLog, TolerantStream
 _SECONDS_BETWEEN_LINES = 5.0
 _NUM_FIRST_LINES = 3
 _WIDE = 72  # columns from which the panel shows two pairs of columns
+_ROOMY = 96  # columns from which two pairs leave room for what phases took on the fastest and slowest rank
 _MAX_WIDTH = 110
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -226,10 +227,12 @@ class _View:
             ("learning rate", _scientific(self.number("learning_rate")), ""),
             ("KL divergence", _scientific(self.number("kl")), ""),
         ]
+        ranges = not _WIDE <= options.max_width < _ROOMY
         speed = [
             ("steps/s", _quantity(self.number("steps_per_s")), "bold"),
-            ("rollout", self._share("rollout"), ""),
-            ("update", self._share("update"), ""),
+            ("rollout", self._share("rollout", ranges), ""),
+            ("update", self._share("update", ranges), ""),
+            *([("wait", self._share("wait", ranges), "")] if self.number("time/wait_max") else []),
             ("env steps", _quantity(self.env_steps), ""),
             ("elapsed", _duration(self.wall_s), ""),
         ]
@@ -241,8 +244,8 @@ class _View:
         tables = [_pairs(learning), _pairs(speed)]
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         if wide:
-            grid.add_column(ratio=3)
-            grid.add_column(ratio=2)
+            grid.add_column(ratio=1)
+            grid.add_column(ratio=1)
             grid.add_row(*tables)
         else:
             for table in tables:
@@ -255,11 +258,15 @@ class _View:
         iteration, mean_return = self.evaluation
         return f"{_decimal(mean_return)}  at {iteration}"
 
-    def _share(self, phase: str) -> str:
-        """Return a phase's seconds per iteration and its share of all phases."""
+    def _share(self, phase: str, ranges: bool) -> str:
+        """Return a phase's seconds per iteration, its share of all phases, and what it was on the ranks."""
         times = {name: self.number(f"time/{name}_mean") or 0.0 for name in ("rollout", "update", "wait")}
         total = sum(times.values())
-        return f"{_seconds(times[phase])} {times[phase] / total:4.0%}" if total else "-"
+        if not total:
+            return "-"
+        low, high = (self.number(f"time/{phase}_{end}") or 0.0 for end in ("min", "max"))
+        over_ranks = f"  {_range(low, high)}" if ranges and low < high else ""
+        return f"{_seconds(times[phase])} {times[phase] / total:4.0%}{over_ranks}"
 
 
 def _pairs(rows: list[tuple[str, str, str]]) -> Table:
@@ -303,6 +310,12 @@ def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+
+
+def _range(low: float, high: float) -> str:
+    """Return two durations in the unit of the larger."""
+    factor, unit = (1.0, "s") if high >= 1 else (1e3, "ms")
+    return f"{low * factor:.3g} to {high * factor:.3g} {unit}"
 
 
 def _diverged(count: int) -> str:

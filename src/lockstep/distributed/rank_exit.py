@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,7 +51,24 @@ class RankExit:
             write_pid(self._folder, self._topology.rank, os.getpid())
 
     def end(self, exit_code: int, message: str = "", traceback: str = "") -> int:
-        """Report how this rank ended; return the exit code for the process."""
+        """Report how this rank ended; return the exit code for the process.
+
+        A rank that fails inside a group does not return from here: it ends at once, since an ordinary end could wait
+        for ranks that wait for it.
+        """
+        code = self._report(exit_code, message, traceback)
+        if code and not traceback and self._is_in_a_group():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
+
+    @staticmethod
+    def _is_in_a_group() -> bool:
+        group = sys.modules.get("lockstep.distributed.torch_group")
+        return group is not None and bool(group.is_joined())
+
+    def _report(self, exit_code: int, message: str, traceback: str) -> int:
         if self._folder is not None:
             outcome = Outcome(self._topology.rank, exit_code, message, traceback, self._restart)
             with contextlib.suppress(LockstepError):

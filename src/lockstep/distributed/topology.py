@@ -40,6 +40,20 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Topology:
     return Topology(rank, local_rank, world_size, local_world_size)
 
 
+def require_launcher(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse several tasks of a SLURM step that know nothing of each other: each would train a policy of its own.
+
+    Raises:
+        UsageError: srun has started more than one task, and torchrun none of them.
+    """
+    num_tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if "RANK" not in environment and num_tasks.isdecimal() and int(num_tasks) > 1:
+        raise UsageError(
+            f"srun has started {num_tasks} tasks, which are no ranks of one job; use --ntasks-per-node 1 and lockstep "
+            "train_multigpu, or torchrun"
+        )
+
+
 ISOLATED = "LOCKSTEP_ISOLATED"
 """Variable that holds the ``identity`` of the rank whose environment is set up already; its child processes have it."""
 

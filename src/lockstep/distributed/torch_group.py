@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ JOIN_TIMEOUT_S = 120.0
 """How long ranks wait for one another at the start; LOCKSTEP_JOIN_TIMEOUT_S changes it."""
 TIMEOUT_S = 600.0
 """How long an exchange may take; LOCKSTEP_TIMEOUT_S changes it."""
+LEAVE_TIMEOUT_S = 10.0
 _PREFIX = "lockstep"
 _ARRIVED, _MET = f"{_PREFIX}/arrived/{{}}", f"{_PREFIX}/met/{{}}"
 
@@ -81,7 +83,30 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
         if int(first) != topology.world_size:
             raise RunError(f"the sum of {topology.world_size} ones over ranks is {float(first)}; the network is broken")
     atexit.register(cleanup)
+    _end_at_once_on_failure()
     return topology
+
+
+def is_joined() -> bool:
+    """Return whether this process is in a group."""
+    return dist.is_initialized()
+
+
+def _end_at_once_on_failure() -> None:
+    """End the process right after it has shown an exception that nobody caught.
+
+    The other ranks learn of it only when it is gone, and an ordinary end could wait for them in turn.
+    """
+    show = sys.excepthook
+
+    def show_and_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        if is_joined():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    sys.excepthook = show_and_end
 
 
 def _keep_lock_holders_running() -> None:
@@ -151,7 +176,10 @@ def cleanup() -> None:
         _collectives.close()
     _collectives = _current = None
     if dist.is_initialized():
-        dist.destroy_process_group()
+        # Ranks that are inside an exchange may keep nccl from ending. Then the process has better things to do.
+        leaving = threading.Thread(target=dist.destroy_process_group, name="lockstep-leave", daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_TIMEOUT_S)
 
 
 def barrier() -> None:

@@ -157,6 +157,11 @@ def make_plan(
     Raises:
         UsageError: whatever can't work.
     """
+    if options.max_restarts and not work.is_script:
+        raise UsageError(
+            f"--max_restarts {options.max_restarts} would start the training again from iteration 0 in this version; "
+            "leave it out, and go on with --resume after a failure"
+        )
     job = job or uuid.uuid4().hex
     rendezvous = plan_rendezvous(options.nodes, job)
     places = place_ranks(options.num_gpus, work.device, rendezvous.num_nodes > 1, environment, gpus)

@@ -15,7 +15,7 @@ from lockstep.core.interrupts import EXIT_CODES, StopReason, watch
 from lockstep.core.metrics import require_logger
 from lockstep.core.null_run_directory import NullRunDirectory
 from lockstep.core.run_directory import RunDirectory
-from lockstep.distributed.topology import from_environment
+from lockstep.distributed.topology import from_environment, require_launcher
 from lockstep.learn.config import split_evenly
 from lockstep.recipes.catalog import check_distributed, check_offered
 from lockstep.session.loading import go_on, load_weights
@@ -71,7 +71,7 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
         if run is None:
             run = resources.enter_context(closing(_on_main(comm, _create_run, config, config_yaml, ranks)))
         else:
-            run.begin_attempt(config_yaml)
+            comm.on_main(lambda: run.begin_attempt(config_yaml) or "", "run directory")
         env.engine.log_to(run.mujoco_log_path)
         log = resources.enter_context(run.rank_log(comm.rank))
         comm.log_to(run.path / "ranks")
@@ -95,6 +95,7 @@ def _check(config: TrainConfig, checkpoint: Path | None, resume: Path | None) ->
     if checkpoint is not None and resume is not None:
         raise UsageError("checkpoint and resume exclude each other: one starts a new run, the other continues one")
     check_offered(config)
+    require_launcher()
     world_size = from_environment().world_size
     check_distributed(config, world_size)
     check_runner(config, world_size, starts_from="checkpoint" if checkpoint else "resume" if resume else "")
@@ -113,7 +114,14 @@ def _join(config: TrainConfig, resources: ExitStack) -> tuple[Comm, list[dict[st
     from lockstep.session.placement import compare, describe_rank
 
     device = resolve_device(config.device)
-    comm = resources.enter_context(closing(join(device)))
+    comm = join(device)
+
+    def leave(kind: object, error: BaseException | None, trace: object) -> None:
+        # After a failure of this rank alone the others are inside an exchange, and leaving would wait for them.
+        if error is None or getattr(error, "shared", False):
+            comm.close()
+
+    resources.push(leave)
     own = json.dumps(describe_rank(config, device))
     ranks = [json.loads(text) for text in comm.gather_text(own, "placement")]
     compare(ranks)
