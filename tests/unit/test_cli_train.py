@@ -1,3 +1,4 @@
+import re
 import sys
 import types
 from pathlib import Path
@@ -342,3 +343,63 @@ def test_any_command_line_gives_a_config_or_one_line(argv: list[str], with_task:
         assert isinstance(read(["pendulum", *argv] if with_task else argv), Request)
     except UsageError as error:
         assert len(str(error).splitlines()) == 1
+
+
+# --- envs of several ranks -----------------------------------------------------------------------------------------
+
+
+def shares(world_size: int, *argv: str) -> tuple[int, ...]:
+    return read(["pendulum", *argv], world_size).config.envs_by_rank(world_size)
+
+
+def test_envs_are_per_rank_or_shared_out_or_named() -> None:
+    assert shares(3, "--num_envs", "8") == (8, 8, 8)
+    assert shares(2, "--num_envs", "320,192") == (320, 192)
+    assert shares(2, "--num_envs", "320", "192") == (320, 192)
+    assert shares(2, "--num_envs", "16,0") == (16, 0)
+    # 10 blocks of 4 on 3 ranks
+    assert shares(3, "--total_envs", "40") == (16, 12, 12)
+    assert shares(2, "--total_envs", "24", "--agent.num_mini_batches", "6") == (12, 12)
+    assert shares(2, "--total_envs", "16", "--num_envs", "8") == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "argv", "words"),
+    [
+        (2, ["--num_envs", "8,8,8"], "num_envs 8,8,8 is for 3 ranks, and there are 2; give one number per rank"),
+        (1, ["--num_envs", "8,8"], "there is 1"),
+        (2, ["--num_envs", "8,6"], "num_envs 6 is not divisible by agent.num_mini_batches 4"),
+        (2, ["--num_envs", "0,0"], "must have at least one env on some rank"),
+        (
+            2,
+            ["--total_envs", "42"],
+            "total_envs 42 is not divisible by agent.num_mini_batches 4; use --total_envs 40",
+        ),
+        (4, ["--total_envs", "8"], "total_envs 8 leaves some of 4 ranks without envs"),
+        (3, ["--total_envs", "16", "--num_envs", "8"], "on 3 rank(s) contradict each other"),
+    ],
+)
+def test_envs_that_do_not_fit_the_ranks(world_size: int, argv: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        read(["pendulum", *argv], world_size)
+
+
+@pytest.mark.parametrize(
+    ("then", "num_envs", "now", "expected"),
+    [
+        (2, "[48, 16]", 2, (48, 16)),  # each keeps its own
+        (2, "[48, 16]", 1, (64,)),
+        (2, "[48, 16]", 3, (24, 20, 20)),
+        (1, "8", 4, (4, 4, 0, 0)),  # fewer blocks than ranks: some have none
+        (4, "16", 2, (32, 32)),
+    ],
+)
+def test_a_run_that_goes_on_keeps_its_envs(
+    tmp_path: Path, then: int, num_envs: str, now: int, expected: tuple[int, ...]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    (run / "config.yaml").write_text(f"task: pendulum\nnum_envs: {num_envs}\nworld_size: {then}\n")
+    assert shares(now, "--resume", str(run)) == expected
+    assert shares(2, "--resume", str(run), "--num_envs", "4") == (4, 4)

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.core.errors import UsageError
-from lockstep.distributed.topology import Topology, from_environment
+from lockstep.distributed.topology import Topology, from_environment, require_launcher, require_several
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 
@@ -29,6 +29,12 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert from_environment().rank == 5
+
+
+def test_who_asks_for_several_ranks_gets_them_or_a_word() -> None:
+    require_several(2, "--distributed")
+    with pytest.raises(UsageError, match=r"^--distributed needs WORLD_SIZE > 1, which torchrun sets; for one "):
+        require_several(1, "--distributed")
 
 
 def test_a_single_node_may_leave_out_the_local_variables() -> None:
@@ -58,3 +64,12 @@ def test_what_makes_no_sense_is_refused_in_one_line(changes: dict[str, str | Non
     message = str(caught.value)
     assert "\n" not in message
     assert all(word in message for word in words)
+
+
+def test_tasks_of_srun_that_know_nothing_of_each_other_are_refused() -> None:
+    step = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}
+    with pytest.raises(UsageError, match=r"^srun has started 8 tasks, .* use --ntasks-per-node 1 and lockstep train_m"):
+        require_launcher(step)
+    require_launcher(step | {"RANK": "3", "WORLD_SIZE": "8"})  # ranks, whoever has started them
+    require_launcher({"SLURM_STEP_NUM_TASKS": "1"})
+    require_launcher({"SLURM_NTASKS": "8"})  # a job script, of which there is one
