@@ -32,7 +32,7 @@ def describe_rank(config: TrainConfig | None, device: torch.device) -> dict[str,
     """
     settings = "" if config is None else config.model_dump_json()
     topology = from_environment()
-    git = git_of_lockstep() or {"commit": None, "dirty": None}
+    git = git_of_lockstep()
     installed = versions()
     return {
         "rank": topology.rank,
@@ -45,7 +45,8 @@ def describe_rank(config: TrainConfig | None, device: torch.device) -> dict[str,
         "working_folder": str(Path.cwd()),
         "lockstep": installed["lockstep"],
         "torch": installed["torch"],
-        "git": f"{git['commit']}{' with changes' if git['dirty'] else ''}",
+        # None also stands for a git that did not answer in time, which says nothing.
+        "git": None if git is None else f"{git['commit']}{' with changes' if git['dirty'] else ''}",
         "config": hashlib.sha256(settings.encode()).hexdigest()[:16],
     }
 
@@ -59,7 +60,7 @@ def compare(ranks: list[dict[str, Any]]) -> None:
     first = ranks[0]
     for other in ranks[1:]:
         for name, words in _ALIKE.items():
-            if other[name] != first[name]:
+            if None not in (other[name], first[name]) and other[name] != first[name]:
                 error = UsageError(
                     f"rank {other['rank']} on {other['host']} differs from rank 0 on {first['host']}: there "
                     f"{words.format(other[name])}, here {first[name]}; start all ranks with the same code and arguments"
