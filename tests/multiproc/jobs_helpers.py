@@ -1,6 +1,7 @@
 """What ranks do in the tests of the helpers for a loop of one's own: they call them as a user's script would."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,6 +103,37 @@ def average_wrapped(comm: Comm, past_the_wrapper: bool) -> float:
     distributed.average_gradients(wrapped, num_samples)
     assert module.weight.grad is not None
     return module.weight.grad.item()
+
+
+def normalise_batches(comm: Comm, call: str) -> str:
+    """Hand a module with batch normalisation over; return what is said before anything is exchanged."""
+    from lockstep.distributed.torch_comm import GroupComm
+
+    assert isinstance(comm, GroupComm)
+    inner = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False))
+    module = nn.ModuleDict({"torso": inner, "head": nn.Linear(3, 1)})
+    if call.startswith("synchronised "):
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+
+    class Runner(distributed.DistributedMixin):
+        def __init__(self) -> None:
+            self.comm, self.policy = comm, module
+
+    calls: dict[str, Callable[[], object]] = {
+        "gradients": lambda: distributed.average_gradients(module, 1, comm=comm),
+        "several": lambda: distributed.average_gradients([nn.Linear(1, 1), module], 1, comm=comm),
+        "evaluation": lambda: distributed.average_gradients(module.eval(), 1, comm=comm),
+        "state": lambda: distributed.broadcast_state(nn.Linear(1, 1), module, comm=comm),
+        "mixin": lambda: Runner().broadcast(),
+    }
+    before = comm.collectives.num_started
+    try:
+        calls[call.removeprefix("synchronised ")]()
+    except LockstepError as error:
+        assert comm.collectives.num_started == before
+        return str(error)
+    assert comm.collectives.num_started > before
+    return ""
 
 
 def count_exchanges(comm: Comm) -> list[int]:

@@ -6,7 +6,8 @@ from torch import nn
 from lockstep.core.errors import RunError
 from lockstep.distributed.torch_comm import GroupComm
 from lockstep.distributed.torch_sentinel import Sentinel
-from lockstep.learn.torch.normalizer import Moments, Normalizer
+from lockstep.learn.torch.normalizer import Normalizer
+from lockstep.learn.torch.statistics import Moments
 
 
 def replicated() -> dict[str, torch.Tensor]:

@@ -59,6 +59,26 @@ def test_a_wrapped_module(ranks_2: RankPool) -> None:
     assert ranks_2.run(JOBS + "average_wrapped", True) == [4.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ("gradients", "torso.1"),
+        ("several", "torso.1"),
+        ("evaluation", "torso.1"),
+        ("state", "object 1.torso.1"),
+        ("mixin", "policy.torso.1"),
+    ],
+)
+def test_batch_normalisation_is_synchronised_or_refused(ranks_2: RankPool, call: str, place: str) -> None:
+    answers = ranks_2.run(JOBS + "normalise_batches", call)
+    assert answers[0] == answers[1]
+    assert answers[0].startswith(
+        f"{place} is a BatchNorm1d, which would follow the data of each of the 2 ranks alone; "
+    )
+    assert "SyncBatchNorm.convert_sync_batchnorm(module)" in answers[0] and "\n" not in answers[0]
+    assert ranks_2.run(JOBS + "normalise_batches", f"synchronised {call}") == ["", ""]
+
+
 def test_one_exchange_per_update(ranks_2: RankPool) -> None:
     assert ranks_2.run(JOBS + "count_exchanges") == [[2, 1, 1]] * 2  # the first compares the parameters
 

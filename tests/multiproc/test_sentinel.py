@@ -62,10 +62,13 @@ def test_everything_different_is_counted(ranks_2: RankPool) -> None:
 @pytest.mark.parametrize(
     ("plant", "expected"),
     [
-        ((1, "-optimizer.1.exp_avg"), "rank 1 has no tensor optimizer.1.exp_avg, rank 0 has"),
-        ((0, "-half"), "rank 0 has no tensor half, rank 1 has"),
-        ((3, "+optimizer.9.exp_avg"), "rank 3 has a tensor optimizer.9.exp_avg, rank 0 has not"),
-        ((1, "+level"), "level is float32 (2,) on rank 1, int32 (4,) on rank 0"),
+        (
+            (1, "-optimizer.1.exp_avg"),
+            "rank 1 has optimizer.1.exp_avg_sq (float32 (4,)) where rank 0 has optimizer.1.exp_avg (float32 (4,))",
+        ),
+        ((0, "-half"), "rank 0 has empty (float32 (0, 3)) where rank 1 has half (bfloat16 (5,))"),
+        ((3, "+optimizer.9.exp_avg"), "rank 3 has optimizer.9.exp_avg (float32 (2,)) where rank 0 has nothing"),
+        ((1, "+level"), "rank 1 has level (float32 (2,)) where rank 0 has level (int32 (4,))"),
     ],
 )
 def test_other_tensors_are_named_and_do_not_hang(ranks_4: RankPool, plant: tuple[int, str], expected: str) -> None:

@@ -18,7 +18,13 @@ MAX_FUNCTION_LINES = 60
 
 # What differs by rank is decided in distributed/ and launch/; everyone else is handed an object that does the right
 # thing on every rank (a Comm, a run directory).
-RANK_BRANCH = re.compile(r"is_main_process\(|is_distributed\(|rank\s*==\s*0|world_size\s*>\s*1|get_rank\(")
+RANK_BRANCH = re.compile(
+    r"is_main_process\(|is_distributed\(|get_rank\("
+    r"|(rank|world_size)\s*([=!]=|[<>]=?)\s*\d"
+    r"|\d\s*([=!]=|[<>]=?)\s*(\w+\.)*\w*(rank|world_size)\b"
+    r"|\b(if|elif|and|or|not|while)\s+(\w+\.)*(\w+_)?(rank|world_size)\s*(:|\)|$|\b(and|or|else)\b)"
+)
+DRAWER = re.compile(r"(utils?|common|helpers?|misc)$", re.IGNORECASE)
 KNOWS_RANKS = ("distributed", "launch")
 
 # Where packages come from is each user's own setting. Put together here, so that this file passes its own test.
@@ -45,6 +51,11 @@ def functions(source: str) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             yield node.name, node.end_lineno - node.lineno + 1
+
+
+def is_drawer(path: Path) -> bool:
+    """Return whether a file, or a folder that it is in, has a name that anything would fit."""
+    return any(DRAWER.search(part) for part in path.with_suffix("").parts)
 
 
 def rank_branches(source: str) -> list[int]:
@@ -88,8 +99,17 @@ def test_every_package_has_an_init_file() -> None:
 
 
 def test_no_module_is_a_drawer_for_everything() -> None:
-    drawers = {"utils", "util", "common", "helpers", "misc"}
-    assert [name(path) for path in MODULES if drawers & {path.stem, *path.relative_to(PACKAGE).parts}] == []
+    assert [name(path) for path in MODULES if is_drawer(path.relative_to(PACKAGE))] == []
+
+
+@pytest.mark.parametrize("path", ["utils/rng.py", "core/common.py", "distributed/torch_helpers.py", "sim/MathUtil.py"])
+def test_a_drawer_would_be_seen(path: str) -> None:
+    assert is_drawer(Path(path))
+
+
+@pytest.mark.parametrize("path", ["core/errors.py", "learn/torch/uncommonness.py", "distributed/torch_moments.py"])
+def test_what_is_no_drawer(path: str) -> None:
+    assert not is_drawer(Path(path))
 
 
 def test_no_branches_on_rank_outside_distributed_and_launch() -> None:
@@ -98,9 +118,40 @@ def test_no_branches_on_rank_outside_distributed_and_launch() -> None:
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize("line", ["if comm.rank == 0:", "if world_size > 1:", "if is_main_process():"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if comm.rank == 0:",
+        "if comm.rank != 0:",
+        "if 0 == comm.rank:",
+        "if local_rank == 0:",
+        "if world_size > 1:",
+        "if world_size == 1:",
+        "if self.comm.world_size >= 2:",
+        "if 1 < world_size:",
+        "if not comm.rank:",
+        "if switched_on and world_size == 1:",
+        "x = 1 if comm.rank else 2",
+        "if is_main_process():",
+    ],
+)
 def test_a_branch_on_rank_would_be_seen(line: str) -> None:
     assert rank_branches(f"import os\n{line}\n    pass\n") == [2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if rank == comm.rank:",
+        "shares = total // world_size",
+        "Topology(topology.rank, 1)",
+        "for rank in range(world_size):",
+        "if rank is None:",
+        "if world_size not in seen:",
+    ],
+)
+def test_a_number_of_ranks_is_no_branch(line: str) -> None:
+    assert rank_branches(line) == []
 
 
 def test_a_long_function_would_be_seen() -> None:

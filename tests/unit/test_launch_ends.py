@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.core.gpu_mask import Gpu
-from lockstep.core.outcome import Outcome, read_outcomes, write_outcome
+from lockstep.core.outcome import RankOutcome, read_outcomes, write_outcome
 from lockstep.launch.ends import JobEnd, RankEnd, deciding, exit_code, read_end, report
 from lockstep.launch.logs import Follower, last_lines
 from lockstep.launch.plan import Options, Plan, Work, make_plan
@@ -19,7 +19,7 @@ KILLED, TERMINATED, CRASHED = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV
 
 def ended(rank: int, process_code: int = 0, said: int | None = None, at_s: float = 100.0, order: int = 0) -> RankEnd:
     """Return the end of a rank: its process's code, and the exit code it noted itself, if any."""
-    outcome = None if said is None else Outcome(rank, said, "no luck", time_s=at_s)
+    outcome = None if said is None else RankOutcome(rank, said, "no luck", time_s=at_s)
     return RankEnd(rank, rank, process_code, outcome, pid=7, failed_at_s=at_s, order=order)
 
 
@@ -93,7 +93,7 @@ def leave(folder: Path, restart: int = 0, **report_of_agent: object) -> None:
 
 def test_what_is_left_is_read_together(tmp_path: Path) -> None:
     leave(tmp_path, failures=[failure(3, 1), failure(2, TERMINATED)])
-    write_outcome(tmp_path, Outcome(3, 1, "ValueError: boom", "Traceback\nValueError: boom"))
+    write_outcome(tmp_path, RankOutcome(3, 1, "ValueError: boom", "Traceback\nValueError: boom"))
     end = read_end(tmp_path, agent_code=1)
     assert [(rank.rank, rank.local_rank, rank.pid, rank.exit_code) for rank in end.ranks] == [
         (2, 0, 42, 143),
@@ -104,8 +104,8 @@ def test_what_is_left_is_read_together(tmp_path: Path) -> None:
 
 def test_what_ranks_said_before_a_restart_does_not_count(tmp_path: Path) -> None:
     leave(tmp_path, restart=1)
-    write_outcome(tmp_path, Outcome(2, 1, "first try", restart=0))
-    write_outcome(tmp_path, Outcome(3, 0, restart=1))
+    write_outcome(tmp_path, RankOutcome(2, 1, "first try", restart=0))
+    write_outcome(tmp_path, RankOutcome(3, 0, restart=1))
     assert set(read_outcomes(tmp_path, 1)) == {3}
     assert exit_code(read_end(tmp_path, agent_code=0), is_script=False) == 0
 
@@ -119,17 +119,33 @@ def test_a_damaged_or_missing_report_is_no_reason_to_fail(tmp_path: Path) -> Non
 
 def test_a_hidden_rank_is_shown_with_its_traceback(tmp_path: Path) -> None:
     leave(tmp_path, failures=[failure(3, 1)])
-    write_outcome(tmp_path, Outcome(3, 1, "ValueError: boom", "Traceback (most recent call last):\nValueError: boom"))
-    lines = report(read_end(tmp_path, 1), plan(tmp_path))
+    write_outcome(
+        tmp_path, RankOutcome(3, 1, "ValueError: boom", "Traceback (most recent call last):\nValueError: boom")
+    )
+    lines = report(read_end(tmp_path, 1), plan(tmp_path)).lines
     assert lines[0].startswith("lockstep: error: rank 3 (local rank 1 on ")
     assert lines[0].endswith(", pid 43) ended with exit code 1")
-    assert lines[1:3] == ["  Traceback (most recent call last):", "  ValueError: boom"]
+    assert lines[1:3] == ("  Traceback (most recent call last):", "  ValueError: boom")
     assert lines[-1] == f"  its full log: {tmp_path}"
+
+
+def test_logs_are_needed_only_by_what_names_them(tmp_path: Path) -> None:
+    assert not report(JobEnd(), plan(tmp_path)).needs_logs
+    assert report(read_end(tmp_path, 1), plan(tmp_path)).needs_logs  # torchrun's own trouble
+    assert not report(read_end(tmp_path, -9), plan(tmp_path)).needs_logs
+    leave(tmp_path, failures=[failure(3, CRASHED)])
+    assert report(read_end(tmp_path, 1), plan(tmp_path)).needs_logs
+    assert not report(read_end(tmp_path, 1), plan(tmp_path, log_all_ranks=True)).needs_logs
+    # Words that happen to contain the folder's path are no reason.
+    write_outcome(tmp_path, RankOutcome(3, 2, f"no such task {tmp_path / 'logs'}"))
+    leave(tmp_path, failures=[failure(3, 2)])
+    told = report(read_end(tmp_path, 1), plan(tmp_path))
+    assert str(tmp_path / "logs") in told.lines[0] and not told.needs_logs
 
 
 def test_a_hidden_rank_without_words_is_shown_with_the_end_of_its_log(tmp_path: Path) -> None:
     leave(tmp_path, failures=[failure(3, CRASHED)])
-    lines = report(read_end(tmp_path, 1), plan(tmp_path))
+    lines = report(read_end(tmp_path, 1), plan(tmp_path)).lines
     assert lines[0].endswith("was killed by SIGSEGV")
     assert lines[1] == "  line 60 of 1"
     assert lines[-2] == "  line 99 of 1"
@@ -137,8 +153,8 @@ def test_a_hidden_rank_without_words_is_shown_with_the_end_of_its_log(tmp_path: 
 
 def test_an_expected_failure_of_a_hidden_rank_is_one_line(tmp_path: Path) -> None:
     leave(tmp_path, failures=[failure(3, 1)])
-    write_outcome(tmp_path, Outcome(3, 1, "the disk is full"))
-    first, log = report(read_end(tmp_path, 1), plan(tmp_path))
+    write_outcome(tmp_path, RankOutcome(3, 1, "the disk is full"))
+    first, log = report(read_end(tmp_path, 1), plan(tmp_path)).lines
     assert first.endswith("failed: the disk is full")
     assert log.startswith("  its full log")
 
@@ -148,52 +164,52 @@ def test_what_the_screen_has_shown_is_not_said_again(tmp_path: Path, shown_by: i
     # Local rank 0 is on the screen. It failed itself, or it spoke for the others that raised the same error.
     leave(tmp_path, failures=[failure(2 + shown_by, 1), failure(2, 1)])
     for rank in (2 + shown_by, 2):
-        write_outcome(tmp_path, Outcome(rank, 1, "the loss is NaN", time_s=100.0 - rank))
-    assert report(read_end(tmp_path, 1), plan(tmp_path)) == []
+        write_outcome(tmp_path, RankOutcome(rank, 1, "the loss is NaN", time_s=100.0 - rank))
+    assert report(read_end(tmp_path, 1), plan(tmp_path)).lines == ()
     everything = plan(tmp_path, log_all_ranks=True)
-    assert report(read_end(tmp_path, 1), everything) == []
+    assert report(read_end(tmp_path, 1), everything).lines == ()
 
 
 def test_a_rank_that_was_killed_could_not_say_so_itself(tmp_path: Path) -> None:
     leave(tmp_path, failures=[failure(2, KILLED)])
-    (line,) = report(read_end(tmp_path, 1), plan(tmp_path))
+    (line,) = report(read_end(tmp_path, 1), plan(tmp_path)).lines
     assert line.endswith("pid 42) was killed by SIGKILL")
 
 
 def test_a_refusal_is_one_line(tmp_path: Path) -> None:
     leave(tmp_path, failures=[failure(3, 2)])
-    write_outcome(tmp_path, Outcome(3, 2, "no such task"))
-    assert report(read_end(tmp_path, 1), plan(tmp_path)) == ["lockstep: error: rank 3: no such task"]
+    write_outcome(tmp_path, RankOutcome(3, 2, "no such task"))
+    assert report(read_end(tmp_path, 1), plan(tmp_path)).lines == ("lockstep: error: rank 3: no such task",)
 
 
 @pytest.mark.parametrize("code", [75, 130])
 def test_stopping_when_asked_to_is_no_failure(tmp_path: Path, code: int) -> None:
     leave(tmp_path)
     for rank in (2, 3):
-        write_outcome(tmp_path, Outcome(rank, code))
+        write_outcome(tmp_path, RankOutcome(rank, code))
     end = read_end(tmp_path, 0)
-    assert (exit_code(end, is_script=False), report(end, plan(tmp_path))) == (code, [])
+    assert (exit_code(end, is_script=False), report(end, plan(tmp_path)).lines) == (code, ())
 
 
 def test_of_many_ranks_on_the_screen_a_last_line_names_the_one(tmp_path: Path) -> None:
     leave(tmp_path, failures=[failure(3, 5)])
-    (line,) = report(read_end(tmp_path, 1), plan(tmp_path, log_all_ranks=True))
+    (line,) = report(read_end(tmp_path, 1), plan(tmp_path, log_all_ranks=True)).lines
     assert line.endswith("pid 43) ended with exit code 5")
 
 
 def test_an_agent_that_was_killed_is_named(tmp_path: Path) -> None:
-    assert report(read_end(tmp_path, -9), plan(tmp_path)) == [
-        "lockstep: error: torchrun's agent was killed by SIGKILL; the ranks were ended with it"
-    ]
-    write_outcome(tmp_path, Outcome(0, 75))
-    assert report(read_end(tmp_path, -9), plan(tmp_path)) == [
-        "lockstep: warning: torchrun's agent was killed by SIGKILL; the ranks saved and stopped"
-    ]
+    assert report(read_end(tmp_path, -9), plan(tmp_path)).lines == (
+        "lockstep: error: torchrun's agent was killed by SIGKILL; the ranks were ended with it",
+    )
+    write_outcome(tmp_path, RankOutcome(0, 75))
+    assert report(read_end(tmp_path, -9), plan(tmp_path)).lines == (
+        "lockstep: warning: torchrun's agent was killed by SIGKILL; the ranks saved and stopped",
+    )
 
 
 def test_the_agents_own_trouble_is_one_line(tmp_path: Path) -> None:
     leave(tmp_path, error="the nodes did not meet at h:1")
-    (line,) = report(read_end(tmp_path, 1), plan(tmp_path))
+    (line,) = report(read_end(tmp_path, 1), plan(tmp_path)).lines
     assert line.startswith("lockstep: error: the nodes did not meet at h:1; see ")
 
 

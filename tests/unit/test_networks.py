@@ -10,7 +10,8 @@ from lockstep.core.types import ActionSpace
 from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.distributions import Categorical, Gaussian
 from lockstep.learn.torch.networks import ActorCritic, Memory
-from lockstep.learn.torch.normalizer import Moments, Normalizer
+from lockstep.learn.torch.normalizer import Normalizer
+from lockstep.learn.torch.statistics import Moments
 from lockstep.learn.torch.training import make_policy
 from tests.unit.learner_fixtures import Line, differences, make_training, small_config, toy_env
 

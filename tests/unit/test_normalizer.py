@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lockstep.distributed.torch_comm import SoloComm
-from lockstep.learn.torch.normalizer import Identity, Moments, Normalizer
-from lockstep.learn.torch.statistics import merge_over_ranks, standardise
+from lockstep.learn.torch.normalizer import Identity, Normalizer
+from lockstep.learn.torch.statistics import Moments, merge_over_ranks, standardise
 from tests.unit.learner_fixtures import Meeting, on_every_rank, thread_comm
 
 
@@ -70,7 +70,7 @@ def test_unequal_parts_merge_to_the_pooled_moments(offset: float) -> None:
 def test_packed_and_unpacked_is_the_same() -> None:
     moments = Moments.of(torch.tensor([[1.0, 2.0], [3.0, 7.0]]))
     assert moments.pack().tolist() == [2, 2, 4.5, 2, 12.5]
-    assert_moments(Moments.unpack(moments.pack()), 2, [2, 4.5], [2, 12.5])
+    assert_moments(Moments.unpack(moments.pack(), (2,)), 2, [2, 4.5], [2, 12.5])
 
 
 # --- the normaliser ------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from lockstep.core.types import FlatGradients
 from lockstep.distributed.torch_comm import SoloComm
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.config import TrainConfig
-from lockstep.learn.torch.normalizer import Moments, Normalizer
+from lockstep.learn.torch.normalizer import Normalizer
 from lockstep.learn.torch.ppo import RIDERS, Samples
 from lockstep.learn.torch.reporting import Metrics
 from lockstep.learn.torch.rollout import collect
+from lockstep.learn.torch.statistics import Moments
 from lockstep.learn.torch.training import Training
 from lockstep.session.make_env import build_env
 from tests.unit.learner_fixtures import (

@@ -5,6 +5,7 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 import lockstep
 from lockstep import distributed
 from lockstep.core.errors import RunError, UsageError
+from lockstep.distributed.torch_comm import SoloComm
 from lockstep.session.process import seed_generators
 
 
@@ -137,6 +139,51 @@ def test_moments_by_hand() -> None:
     merged = distributed.merge_moments(distributed.moments_of(torch.tensor([[8.0, 10.0]])), moments)
     assert (merged.count.item(), merged.mean.tolist(), merged.m2.tolist()) == (3.0, [4.0, 10.0], [26.0, 0.0])
     assert distributed.moments_of(torch.zeros(0, 2)).std().tolist() == [0.0, 0.0]
+
+
+def test_moments_of_samples_of_any_shape() -> None:
+    scalars = distributed.moments_of(torch.tensor([1.0, 3.0]))
+    assert (scalars.count.item(), scalars.mean.item(), scalars.m2.item()) == (2.0, 2.0, 2.0)
+    images = torch.tensor([[[1.0, 2.0, 3.0]], [[3.0, 2.0, 7.0]]])
+    moments = distributed.merge_moments(distributed.moments_of(images))
+    assert moments.mean.tolist() == [[2.0, 2.0, 5.0]] and moments.m2.tolist() == [[2.0, 0.0, 8.0]]
+    assert distributed.moments_of(torch.zeros(0, 2, 3)).mean.shape == (2, 3)
+
+
+def test_the_mean_of_no_samples_has_no_say() -> None:
+    nothing = distributed.Moments(torch.tensor(0.0), torch.tensor([math.nan]), torch.tensor([math.nan]))
+    merged = distributed.merge_moments(nothing, distributed.moments_of(torch.tensor([[1.0], [3.0]])))
+    assert (merged.count.item(), merged.mean.tolist(), merged.m2.tolist()) == (2.0, [2.0], [2.0])
+
+
+class Twin(SoloComm):
+    """Two ranks that do the same."""
+
+    world_size = 2
+
+    def gather(self, tensor: torch.Tensor, tag: str) -> torch.Tensor:
+        return tensor.expand(2, *tensor.shape)
+
+
+def test_averages_and_moments_do_not_wait_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(name: str) -> Callable[..., object]:
+        def fail(*arguments: object, **options: object) -> object:
+            raise AssertionError(f"{name} waits for the device")
+
+        return fail
+
+    comm, module = Twin(), nn.Linear(2, 1)
+    module(torch.ones(4, 2)).mean().backward()
+    distributed.average_gradients(module, 4, comm=comm)  # the first compares the parameters
+    count = torch.tensor(4)
+    with monkeypatch.context() as patch:
+        for name in ("item", "tolist", "cpu", "numpy", "new_tensor", "__bool__", "__int__", "__float__"):
+            patch.setattr(torch.Tensor, name, forbidden(name))
+        for name in ("tensor", "as_tensor", "from_numpy"):  # each copies the host's memory to the device
+            patch.setattr(torch, name, forbidden(name))
+        distributed.average_gradients(module, 4, comm=comm)
+        distributed.average_gradients(module, count, comm=comm)
+        distributed.merge_moments(distributed.moments_of(torch.ones(3, 2)), comm=comm)
 
 
 def test_ranks_that_have_not_joined_are_told_to(third_of_four: None) -> None:

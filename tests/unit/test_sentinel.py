@@ -240,17 +240,17 @@ def without(name: str) -> Tensors:
 @pytest.mark.parametrize(
     ("every", "expected"),
     [
-        ([replicated(), without("counter")], "rank 1 has no tensor counter, rank 0 has"),
-        ([without("counter"), replicated(), replicated()], "rank 0 has no tensor counter, rank 1 has"),
-        ([replicated(), replicated() | {"z": torch.ones(1)}], "rank 1 has a tensor z, rank 0 has not"),
-        ([replicated(), {}], "rank 1 has no tensor policy.actor.mlp.0.weight, rank 0 has"),
+        ([replicated(), without("counter")], "rank 1 has nothing where rank 0 has counter (int64 ())"),
+        ([without("counter"), replicated(), replicated()], "rank 0 has nothing where rank 1 has counter (int64 ())"),
+        ([replicated(), replicated() | {"z": torch.ones(1)}], "rank 1 has z (float32 (1,)) where rank 0 has nothing"),
+        ([replicated(), {}], "rank 1 has nothing where rank 0 has policy.actor.mlp.0.weight (float32 (3, 2))"),
         (
             [replicated(), replicated() | {"counter": torch.ones(2)}],
-            "counter is float32 (2,) on rank 1, int64 () on rank 0",
+            "rank 1 has counter (float32 (2,)) where rank 0 has counter (int64 ())",
         ),
         (
             [replicated(), dict(reversed(replicated().items()))],
-            "tensor 0 is counter on rank 1, policy.actor.mlp.0.weight on rank 0",
+            "rank 1 has counter (int64 ()) where rank 0 has policy.actor.mlp.0.weight (float32 (3, 2))",
         ),
     ],
 )

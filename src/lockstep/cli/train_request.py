@@ -214,5 +214,5 @@ def _shares(total_envs: int, world_size: int, values: Mapping[str, Any], recipe:
 
 
 def _check_distributed(arguments: Arguments, world_size: int) -> None:
-    if switched_on(arguments, "distributed") and world_size == 1:
-        raise UsageError("--distributed needs WORLD_SIZE > 1, which torchrun sets; for one process, leave it out")
+    if switched_on(arguments, "distributed"):
+        topology.require_several(world_size, "--distributed")

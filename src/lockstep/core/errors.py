@@ -5,11 +5,18 @@ from collections.abc import Iterable
 
 
 class LockstepError(Exception):
-    """Base of all errors worded for the user; ``exit_code`` is what the command line returns."""
+    """Base of all errors worded for the user; ``exit_code`` is what the command line returns.
+
+    Args:
+        message: one line: what is wrong, the value seen, and the mend.
+        shared: the same error was raised on every rank, so one of them says it for all.
+    """
 
     exit_code = 1
-    shared = False
-    """The same error was raised on every rank, so one of them says it for all."""
+
+    def __init__(self, message: str = "", *, shared: bool = False) -> None:
+        super().__init__(message)
+        self.shared = shared
 
 
 class UsageError(LockstepError):

@@ -21,7 +21,7 @@ _STATUS: dict[int, Status] = {0: "finished", 2: "refused", 75: "preempted", 130:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """How a rank ended, in its own words."""
 
     rank: int
@@ -57,7 +57,7 @@ def read_pid(folder: Path, rank: int) -> int | None:
         return None
 
 
-def write_outcome(folder: Path, outcome: Outcome) -> None:
+def write_outcome(folder: Path, outcome: RankOutcome) -> None:
     """Note how a rank ended.
 
     Raises:
@@ -67,14 +67,14 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
     write_atomic(folder / f"outcome_{outcome.rank}.json", json.dumps(content, indent=1), durable=False)
 
 
-def read_outcomes(folder: Path, restart: int = 0) -> dict[int, Outcome]:
+def read_outcomes(folder: Path, restart: int = 0) -> dict[int, RankOutcome]:
     """Return by rank how those of an attempt ended that could still say so; earlier attempts are left out."""
-    found: dict[int, Outcome] = {}
+    found: dict[int, RankOutcome] = {}
     for path in folder.glob("outcome_*.json"):
         try:
             content = json.loads(path.read_text())
             content.pop("status", None)
-            outcome = Outcome(**content)
+            outcome = RankOutcome(**content)
         except (OSError, ValueError, TypeError, AttributeError):
             continue  # whatever it is, no rank of this version wrote it
         if outcome.restart == restart:

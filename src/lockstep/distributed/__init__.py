@@ -15,19 +15,13 @@ if TYPE_CHECKING:
         is_main_process,
         main_only,
     )
+    from lockstep.distributed.torch_exchange import any_rank, gather_text
+    from lockstep.distributed.torch_gradients import AveragedGradients, average_gradients
     from lockstep.distributed.torch_group import barrier, cleanup, setup
-    from lockstep.distributed.torch_helpers import (
-        AveragedGradients,
-        Moments,
-        any_rank,
-        average_gradients,
-        gather_text,
-        merge_moments,
-        moments_of,
-        reduce_metrics,
-    )
     from lockstep.distributed.torch_mixin import DistributedMixin
+    from lockstep.distributed.torch_moments import Moments
     from lockstep.distributed.torch_state import broadcast_state, broadcast_value
+    from lockstep.distributed.torch_statistics import merge_moments, moments_of, reduce_metrics
 
 __all__ = [
     "AveragedGradients",
@@ -61,19 +55,13 @@ _HOMES = {
         "is_main_process",
         "main_only",
     ),
+    "torch_exchange": ("any_rank", "gather_text"),
+    "torch_gradients": ("AveragedGradients", "average_gradients"),
     "torch_group": ("barrier", "cleanup", "setup"),
-    "torch_helpers": (
-        "AveragedGradients",
-        "Moments",
-        "any_rank",
-        "average_gradients",
-        "gather_text",
-        "merge_moments",
-        "moments_of",
-        "reduce_metrics",
-    ),
     "torch_mixin": ("DistributedMixin",),
+    "torch_moments": ("Moments",),
     "torch_state": ("broadcast_state", "broadcast_value"),
+    "torch_statistics": ("merge_moments", "moments_of", "reduce_metrics"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

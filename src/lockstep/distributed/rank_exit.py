@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.core.errors import LockstepError, UsageError
 from lockstep.core.interrupts import EXIT_CODES
-from lockstep.core.outcome import ATTEMPT_DIR, Outcome, write_outcome, write_pid
+from lockstep.core.outcome import ATTEMPT_DIR, RankOutcome, write_outcome, write_pid
 from lockstep.core.process_control import end_with_parent
 from lockstep.distributed.topology import Topology, from_environment
 
@@ -70,7 +70,7 @@ class RankExit:
 
     def _report(self, exit_code: int, message: str, traceback: str) -> int:
         if self._folder is not None:
-            outcome = Outcome(self._topology.rank, exit_code, message, traceback, self._restart)
+            outcome = RankOutcome(self._topology.rank, exit_code, message, traceback, self._restart)
             with contextlib.suppress(LockstepError):
                 write_outcome(self._folder, outcome)
                 return 0 if exit_code in EXIT_CODES.values() else exit_code

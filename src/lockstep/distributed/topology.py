@@ -89,6 +89,20 @@ def require_distributed(kind: type, name: str, world_size: int) -> None:
         raise UsageError(f"{name} can't train on {world_size} ranks: {reason}; run it with one process")
 
 
+def require_several(world_size: int, asked_by: str) -> None:
+    """Refuse to go on alone where the user asked for several ranks.
+
+    Args:
+        world_size: ranks of the job.
+        asked_by: the flag that asks for them.
+
+    Raises:
+        UsageError: there is one rank.
+    """
+    if world_size == 1:
+        raise UsageError(f"{asked_by} needs WORLD_SIZE > 1, which torchrun sets; for one process, leave it out")
+
+
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name)
     if text is None and default is not None:

@@ -1,4 +1,4 @@
-"""Batch normalisation takes its statistics from one rank's data, unless it is synchronised: refused on several ranks."""
+"""Batch normalisation of one rank's data alone is refused on several ranks; it can be synchronised."""
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm

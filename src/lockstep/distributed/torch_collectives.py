@@ -124,11 +124,17 @@ class _WaitOnHost:
         return taken
 
 
+_MAX_PAIRS = 4096  # more than there are exchanges in an iteration
+
+
 class _WaitOnDevice:
-    """Time that the current CUDA stream stood still in operations, by events: the host never waits for it."""
+    """Time that the current CUDA stream stood still in operations, by events: the host never waits for it.
+
+    Where nobody asks for it, as in a script, the oldest of many operations are forgotten.
+    """
 
     def __init__(self) -> None:
-        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=_MAX_PAIRS)
 
     def wait_for(self, work: dist.Work) -> None:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -141,7 +147,7 @@ class _WaitOnDevice:
         if self._pairs:
             self._pairs[-1][1].synchronize()
         taken_ms: float = sum(begin.elapsed_time(end) for begin, end in self._pairs)
-        self._pairs = []
+        self._pairs.clear()
         return taken_ms / 1e3
 
 

@@ -166,9 +166,8 @@ class GroupComm:
         if unexpected is not None:
             raise unexpected
         if "error" in told:
-            shared = UsageError(told["error"]) if told["kind"] == "usage" else RunError(told["error"])
-            shared.shared = True
-            raise shared
+            kind = UsageError if told["kind"] == "usage" else RunError
+            raise kind(told["error"], shared=True)
         return str(told["text"])
 
     def log_to(self, folder: Path) -> None:

@@ -174,17 +174,16 @@ class CheckedCollectives:
                 f"({reason}); rank 0, which keeps it, has ended: look at its log"
             ) from error
         if any(not operation.matches(own) for operation in met.values()):
-            parted = self._stopped(self._parting(own.sequence, met, silent))
             # Every rank has then seen all of it, and raises the same line.
-            parted.shared = not silent and all(operation.name != _LEAVE for operation in met.values())
-            raise parted
+            shared = not silent and all(operation.name != _LEAVE for operation in met.values())
+            raise self._stopped(self._parting(own.sequence, met, silent), shared)
         if silent:
             raise self._stopped(self._absence(own, silent, past))
         self._last = own
 
-    def _stopped(self, line: str) -> RunError:
+    def _stopped(self, line: str, shared: bool = False) -> RunError:
         self._log.write(line)
-        return RunError(line)
+        return RunError(line, shared=shared)
 
     def _parting(self, sequence: int, met: Mapping[int, Operation], silent: list[int]) -> str:
         groups: dict[str, list[int]] = {}

@@ -69,11 +69,11 @@ def average_gradients(
     bit.
 
     The first call with a list of parameters makes one more exchange, which compares their names, types and shapes over
-    ranks. A difference is found, and named, where the list is new to *all* ranks. Later calls with it compare nothing.
-    So ranks must make their calls in the same order: where the list is new to one rank and another brings one it knows
-    (rank 0 averages the actor while rank 1 averages the critic, say), they wait in different exchanges until
-    LOCKSTEP_TIMEOUT_S ends the job; and two lists that look the same, of two networks of the same build, are taken for
-    one another. LOCKSTEP_DEBUG_COLLECTIVES=1 finds the former at once, the sentinel the latter.
+    ranks; later calls with it compare nothing. So a difference is found, and named, only where the lists are new to all
+    ranks. Ranks must make their calls in the same order. Where they do not, and rank 0 averages the actor once more
+    while rank 1 comes with the critic for the first time, they wait in different exchanges until LOCKSTEP_TIMEOUT_S
+    ends the job; two lists that both ranks know are summed as if they were one. LOCKSTEP_DEBUG_COLLECTIVES=1 stops
+    where exchanges differ in kind or size; of two networks of the same build only the sentinel tells.
 
     A gradient that is missing here counts as zeros; if another rank has it, it is made here too. One that no rank has
     stays missing. Gradients keep their own types and strides; sums are float32, float64 if a parameter is.
@@ -92,8 +92,8 @@ def average_gradients(
         Whether all ranks' gradients were finite, and which ranks' were not.
 
     Raises:
-        UsageError: no parameter needs a gradient, a gradient is sparse, the parameters differ between ranks, or a module
-            has batch normalisation that is not synchronised (on several ranks).
+        UsageError: no parameter needs a gradient, a gradient is sparse, the parameters differ between ranks, or on
+            several ranks a module has batch normalisation that is not synchronised.
     """
     comm = current() if comm is None else comm
     given = [module_or_parameters] if isinstance(module_or_parameters, nn.Module) else list(module_or_parameters)
@@ -104,16 +104,10 @@ def average_gradients(
     own = torch.cat([_flat_gradient(parameter, name, count) for name, parameter in named.items()])
     if comm.world_size == 1:
         return AveragedGradients(count.reshape(()), ~torch.isfinite(own).all().reshape(1))
-    for module in given:
-        if isinstance(module, nn.Module):
-            require_synchronised(module, "", comm)
-    _require_same_parameters(named, comm)
+    _require_in_step(given, named, comm)
     # A mean over no samples is no number; it has no say.
     sums = torch.where(count > 0, own * count, torch.zeros_like(own))
-    present = sums.new_ones(len(parameters))
-    for place, parameter in enumerate(parameters):
-        if parameter.grad is None:
-            present[place].zero_()
+    present = _have_gradients(parameters, sums)
     message = _Message(torch.cat((sums, present, count, sums.new_zeros(comm.world_size))), len(sums), len(present))
     comm.mean_gradients_(message)
     _write_back(parameters, message)
@@ -187,7 +181,19 @@ def _write_back(parameters: list[nn.Parameter], message: _Message) -> None:
         parameter.grad.copy_(mean.view(parameter.shape))
 
 
-def _require_same_parameters(named: Mapping[str, nn.Parameter], comm: Comm) -> None:
+def _have_gradients(parameters: Sequence[nn.Parameter], like: torch.Tensor) -> torch.Tensor:
+    """Return ``(num_parameters,)``: 1 where there is a gradient, else 0; filled on the device itself."""
+    present = like.new_ones(len(parameters))
+    for place, parameter in enumerate(parameters):
+        if parameter.grad is None:
+            present[place].zero_()
+    return present
+
+
+def _require_in_step(given: Sequence[nn.Module | nn.Parameter], named: Mapping[str, nn.Parameter], comm: Comm) -> None:
+    for entry in given:
+        if isinstance(entry, nn.Module):
+            require_synchronised(entry, "", comm)
     listing = listing_of(named)
     agreed = _agreed.setdefault(comm, set())
     key = "\n".join(listing)

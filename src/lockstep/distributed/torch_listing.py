@@ -31,7 +31,6 @@ def digest_of(listing: Sequence[str]) -> int:
 
 def gather_listings(listing: Sequence[str], comm: Comm, tag: str) -> list[list[str]]:
     """Return every rank's listing, in the order of ranks, on every rank."""
-    # A name may hold a line break only by malice, and no listing has an empty line.
     return [text.split("\n") if text else [] for text in comm.gather_text("\n".join(listing), tag)]
 
 

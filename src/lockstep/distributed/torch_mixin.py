@@ -8,15 +8,10 @@ from torch import nn
 from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import StopReason
 from lockstep.core.types import Comm
-from lockstep.distributed.torch_helpers import (
-    AveragedGradients,
-    Moments,
-    Number,
-    average_gradients,
-    merge_moments,
-    reduce_metrics,
-)
+from lockstep.distributed.torch_gradients import AveragedGradients, average_gradients
+from lockstep.distributed.torch_moments import Moments
 from lockstep.distributed.torch_state import Replicated, broadcast_named
+from lockstep.distributed.torch_statistics import Number, merge_moments, reduce_metrics
 
 
 class DistributedMixin:

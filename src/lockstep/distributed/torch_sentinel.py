@@ -1,6 +1,5 @@
 """The sentinel: is everything that ranks hold in common still the same on all of them, bit for bit?"""
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -9,6 +8,7 @@ import torch
 
 from lockstep.core.errors import RunError
 from lockstep.core.types import Comm
+from lockstep.distributed.torch_listing import digest_of, first_difference, gather_listings, listing_of
 from lockstep.distributed.wording import name_ranks
 
 # Integers of the same width, to see a tensor's bits; 16 bytes (complex128) are seen as two words.
@@ -89,10 +89,10 @@ class Sentinel:
         """
         if not self.is_due(iteration):
             return
-        listing = [f"{name}\t{_kind(tensor)}" for name, tensor in tensors.items()]
+        listing = listing_of(tensors)
         sums = checksums(tensors)
         # The exchange has one size on all ranks, even if they hold different tensors: who holds what comes later.
-        head = torch.tensor([iteration, _hash(listing)], dtype=torch.int64)
+        head = torch.tensor([iteration, digest_of(listing)], dtype=torch.int64)
         own = torch.cat((head.to(sums.device), _checksum(sums).unsqueeze(0)))
         rows = self._comm.gather(own, "sentinel").tolist()
         if all(row == rows[0] for row in rows):
@@ -113,12 +113,12 @@ class Sentinel:
             f"{iterations[usual]}; look for a loop that one rank left early"
         )
 
-    def _stop_for_listings(self, iteration: int, hashes: Sequence[int], listing: Sequence[str]) -> NoReturn:
-        every = [text.split("\n") for text in self._comm.gather_text("\n".join(listing), "sentinel names")]
-        odd, usual = _odd(hashes)[0], _usual(hashes)
+    def _stop_for_listings(self, iteration: int, digests: Sequence[int], listing: Sequence[str]) -> NoReturn:
+        every = gather_listings(listing, self._comm, "sentinel names")
+        difference = first_difference(every, _odd(digests)[0], _usual(digests))
         self._stop(
-            f"ranks are out of step in iteration {iteration}: {_difference(every[odd], odd, every[usual], usual)}; "
-            "build the same networks and normalisers from the same config on every rank"
+            f"ranks are out of step in iteration {iteration}: {difference}; build the same networks and "
+            "normalisers from the same config on every rank"
         )
 
     def _stop_for_tensors(self, iteration: int, names: Sequence[str], sums: torch.Tensor) -> NoReturn:
@@ -135,18 +135,7 @@ class Sentinel:
         )
 
     def _stop(self, line: str) -> NoReturn:
-        error = RunError(line)
-        error.shared = True
-        raise error
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def _hash(listing: Sequence[str]) -> int:
-    digest = hashlib.blake2b("\n".join(listing).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, signed=True)
+        raise RunError(line, shared=True)
 
 
 def _usual(values: Sequence[int]) -> int:
@@ -158,19 +147,3 @@ def _odd(values: Sequence[int]) -> list[int]:
     """Return the ranks whose value is not the usual one."""
     usual = values[_usual(values)]
     return [rank for rank, value in enumerate(values) if value != usual]
-
-
-def _difference(odd: Sequence[str], odd_rank: int, usual: Sequence[str], usual_rank: int) -> str:
-    """Say in what two lists of name, tab, kind differ first."""
-    kinds, usual_kinds = (dict(entry.split("\t") for entry in every if entry) for every in (odd, usual))
-    for name, kind in usual_kinds.items():
-        if name not in kinds:
-            return f"rank {odd_rank} has no tensor {name}, rank {usual_rank} has"
-        if kinds[name] != kind:
-            return f"{name} is {kinds[name]} on rank {odd_rank}, {kind} on rank {usual_rank}"
-    for name in kinds:
-        if name not in usual_kinds:
-            return f"rank {odd_rank} has a tensor {name}, rank {usual_rank} has not"
-    place = next(place for place, (one, other) in enumerate(zip(odd, usual, strict=True)) if one != other)
-    names = [every[place].partition("\t")[0] for every in (odd, usual)]
-    return f"tensor {place} is {names[0]} on rank {odd_rank}, {names[1]} on rank {usual_rank}"

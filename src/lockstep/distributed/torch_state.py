@@ -1,10 +1,8 @@
 """State that all ranks hold in common: rank 0's, on every rank, bit for bit. Nothing travels pickled."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy
@@ -14,7 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Comm
+from lockstep.distributed.torch_batch_norm import require_synchronised
 from lockstep.distributed.torch_group import current
+from lockstep.distributed.torch_listing import dtype_name, listing_of, require_same
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -48,8 +48,9 @@ def broadcast_state(*objects: Replicated, comm: Comm | None = None) -> None:
         comm: the ranks; None for the job's.
 
     Raises:
-        UsageError: the objects differ in kind, name, shape or type between ranks (every rank raises the same line), or
-            one of them holds something that can't be sent.
+        UsageError: the objects differ in kind, name, shape or type between ranks (every rank raises the same line),
+            one of them holds something that can't be sent, or a module has batch normalisation that is not synchronised
+            (on several ranks).
     """
     broadcast_named(
         {f"object {place}": entry for place, entry in enumerate(objects)}, current() if comm is None else comm
@@ -61,6 +62,9 @@ def broadcast_named(objects: Mapping[str, Replicated], comm: Comm) -> None:
     parts = [_part(entry, name) for name, entry in objects.items()]
     if comm.world_size == 1:
         return
+    for name, entry in objects.items():
+        if isinstance(entry, nn.Module):
+            require_synchronised(entry, name, comm)
     require_same([line for part in parts for line in part.listing()], comm, "broadcast_state")
     common = [tensor for part in parts for tensor in part.tensors.values()]
     if all(part.read is None for part in parts):
@@ -215,40 +219,6 @@ def _part_of_optimizer(optimizer: torch.optim.Optimizer, name: str, titled: str)
     return _Part(titled, {}, read, write, parameters)
 
 
-# --- agreement -------------------------------------------------------------------------------------------------------
-
-
-def listing_of(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return a line ``name, tab, type and shape`` for each tensor."""
-    return [f"{name}\t{_dtype_name(tensor.dtype)} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
-
-
-def require_same(listing: list[str], comm: Comm, what: str) -> None:
-    """Check that all ranks have the same list of ``name, tab, kind``: one exchange, unless they differ.
-
-    Raises:
-        UsageError: naming the first difference; every rank raises the same line.
-    """
-    digest = hashlib.blake2b("\n".join(listing).encode(), digest_size=8).digest()
-    digests = comm.gather(torch.tensor([int.from_bytes(digest, signed=True)]), f"{what} listing").flatten().tolist()
-    if len(set(digests)) == 1:
-        return
-    listings = [text.split("\n") for text in comm.gather_text("\n".join(listing), f"{what} names")]
-    rank = next(rank for rank, other in enumerate(listings) if other != listings[0])
-    pairs = zip_longest(listings[0], listings[rank], fillvalue="nothing")
-    first, other = next((one, two) for one, two in pairs if one != two)
-    error = UsageError(
-        f"{what}: rank {rank} has {_in_words(other)} where rank 0 has {_in_words(first)}; build the same on every rank"
-    )
-    error.shared = True
-    raise error
-
-
-def _in_words(line: str) -> str:
-    name, _, kind = line.partition("\t")
-    return f"{name} ({kind})" if kind else name
-
-
 # --- nests of tensors and plain values -------------------------------------------------------------------------------
 
 
@@ -256,7 +226,7 @@ def _describe(value: Any, name: str, tensors: list[torch.Tensor]) -> Any:
     """Return a value as JSON that has all but the tensors' contents; the tensors are appended in order."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return {"tensor": [_dtype_name(value.dtype), list(value.shape), value.device.type]}
+        return {"tensor": [dtype_name(value.dtype), list(value.shape), value.device.type]}
     if isinstance(value, numpy.generic):
         value = value.item()
     if isinstance(value, _SCALARS):
@@ -309,10 +279,6 @@ def _room_for(content: Any, own: Any, layout: torch.Tensor | None) -> torch.Tens
     if list(layout.shape) == shape:
         return torch.empty_like(layout, dtype=dtype, requires_grad=False)
     return torch.empty(shape, dtype=dtype, device=layout.device)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _flatten(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping
 
-from lockstep.launch.devices import MIN_FREE_SHARE, GpuUse, Place
+from lockstep.launch.devices import MIN_FREE_SHARE, GpuUse, RankPlace
 from lockstep.launch.plan import Plan
 
 _GIB = 2**30
@@ -67,12 +67,12 @@ def _row(label: str, text: str) -> str:
     return f"{label:<12}{text}"
 
 
-def _rank(plan: Plan, place: Place) -> str:
+def _rank(plan: Plan, place: RankPlace) -> str:
     first = plan.first_rank()
     return f"local {place.local_rank}" if first is None else f"rank {first + place.local_rank}"
 
 
-def _place(plan: Plan, place: Place, uses: Mapping[str, GpuUse]) -> str:
+def _place(plan: Plan, place: RankPlace, uses: Mapping[str, GpuUse]) -> str:
     parts = ["CPU" if place.entry is None else f"GPU {place.entry}"]
     if place.gpu is not None:
         parts += [place.gpu.name, place.gpu.uuid]

@@ -14,7 +14,7 @@ MIN_FREE_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The device of one rank of this node."""
 
     local_rank: int
@@ -53,7 +53,7 @@ def visible(environment: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
 
 def place_ranks(
     num_ranks: int | None, device: str, several: bool, environment: Mapping[str, str], gpus: Sequence[Gpu]
-) -> tuple[Place, ...]:
+) -> tuple[RankPlace, ...]:
     """Return the device of each rank of this node.
 
     Args:
@@ -69,7 +69,7 @@ def place_ranks(
     if device == "cpu":
         if num_ranks is None:
             raise UsageError("on the CPU the number of ranks must be given: add --num_gpus N to --device cpu")
-        return tuple(Place(local_rank, None) for local_rank in range(num_ranks))
+        return tuple(RankPlace(local_rank, None) for local_rank in range(num_ranks))
     if device not in ("auto", "cuda") and not device.startswith("cuda:"):
         raise UsageError(f"device {device!r} is unknown; use auto, cpu or cuda")
     entries = visible(environment, gpus)
@@ -86,7 +86,7 @@ def place_ranks(
     device_of_rank(count - 1, count, entries)
     order = environment.get("CUDA_DEVICE_ORDER")
     return tuple(
-        Place(local_rank, entries[local_rank], gpu_of_entry(entries[local_rank], gpus, order))
+        RankPlace(local_rank, entries[local_rank], gpu_of_entry(entries[local_rank], gpus, order))
         for local_rank in range(count)
     )
 

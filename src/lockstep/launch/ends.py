@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.interrupts import EXIT_CODES
-from lockstep.core.outcome import Outcome, read_outcomes
+from lockstep.core.outcome import RankOutcome, read_outcomes
 from lockstep.launch.logs import AttemptLogs, last_lines, read_attempt_logs
 from lockstep.launch.plan import STDERR, Plan
 
@@ -26,7 +26,7 @@ class RankEnd:
     local_rank: int
     process_code: int = 0
     """As ``subprocess`` has it: negative for a signal."""
-    outcome: Outcome | None = None
+    outcome: RankOutcome | None = None
     pid: int | None = None
     failed_at_s: float = 0.0
     """Seconds since 1970; when torchrun noticed."""
@@ -116,29 +116,43 @@ def exit_code(end: JobEnd, is_script: bool) -> int:
     return end.agent_code
 
 
-def report(end: JobEnd, plan: Plan) -> list[str]:
-    """Return the lines that tell the user of a failure which nothing on the screen has told yet."""
+@dataclass(frozen=True)
+class Report:
+    """What the user is told of the end."""
+
+    lines: tuple[str, ...] = ()
+    needs_logs: bool = False
+    """A line sends the user to a file of the logs, which must then be kept."""
+
+
+def report(end: JobEnd, plan: Plan) -> Report:
+    """Return what tells the user of a failure which nothing on the screen has told yet."""
     decider = deciding(end.ranks, plan.work.is_script)
     if decider is None:
         return _report_of_agent(end, plan)
     if decider.exit_code in EXIT_CODES.values():
-        return [] if end.agent_code >= 0 else [f"lockstep: warning: {_of_agent(end)}; the ranks saved and stopped"]
+        if end.agent_code >= 0:
+            return Report()
+        return Report((f"lockstep: warning: {_of_agent(end)}; the ranks saved and stopped",))
     if _was_shown(decider, end.ranks, plan):
-        return []
+        return Report()
     message = decider.outcome.message if decider.outcome else ""
     if decider.exit_code == 2 and message:
-        return [f"lockstep: error: rank {decider.rank}: {message}"]
+        return Report((f"lockstep: error: rank {decider.rank}: {message}",))
     process = "" if decider.pid is None else f", pid {decider.pid}"
     place = f"rank {decider.rank} (local rank {decider.local_rank} on {socket.gethostname()}{process})"
     lines = [f"lockstep: error: {place} {_what_happened(decider)}"]
-    if not plan.streams_on_screen(decider.local_rank) & STDERR:
-        lines += [f"  {line}" for line in _last_words(decider)]
-        if decider.stderr is not None:
-            lines.append(f"  its full log: {decider.stderr.parent}")
-    return lines
+    if plan.streams_on_screen(decider.local_rank) & STDERR:
+        return Report(tuple(lines))
+    lines += [f"  {line}" for line in _last_words(decider)]
+    if decider.stderr is None:
+        return Report(tuple(lines))
+    return Report((*lines, f"  its full log: {decider.stderr.parent}"), needs_logs=True)
 
 
-def _rank_end(rank: int, order: int, failure: dict[str, Any], outcome: Outcome | None, logs: AttemptLogs) -> RankEnd:
+def _rank_end(
+    rank: int, order: int, failure: dict[str, Any], outcome: RankOutcome | None, logs: AttemptLogs
+) -> RankEnd:
     log = next((log for log in logs.ranks if log.rank == rank), None)
     return RankEnd(
         rank=rank,
@@ -200,11 +214,11 @@ def _last_words(end: RankEnd) -> list[str]:
     return last_lines(end.stderr, _MAX_LINES)
 
 
-def _report_of_agent(end: JobEnd, plan: Plan) -> list[str]:
+def _report_of_agent(end: JobEnd, plan: Plan) -> Report:
     if end.agent_code == 0:
-        return []
+        return Report()
     if end.agent_code < 0:
-        return [f"lockstep: error: {_of_agent(end)}; the ranks were ended with it"]
+        return Report((f"lockstep: error: {_of_agent(end)}; the ranks were ended with it",))
     log = plan.log_dir / "agent.log"
     reason = end.agent_error or "torchrun's agent failed"
-    return [f"lockstep: error: {reason}; see {log}"]
+    return Report((f"lockstep: error: {reason}; see {log}",), needs_logs=True)

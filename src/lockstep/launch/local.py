@@ -15,7 +15,7 @@ from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import EXIT_CODES
 from lockstep.core.outcome import LAUNCHER_PID, read_pid
 from lockstep.core.process_control import adopt_orphans, catches
-from lockstep.launch.ends import exit_code, read_end, report
+from lockstep.launch.ends import Report, exit_code, read_end, report
 from lockstep.launch.logs import Follower, Say, read_attempt_logs
 from lockstep.launch.plan import Plan
 from lockstep.launch.processes import end_job, reap_orphans, send, workers
@@ -39,16 +39,16 @@ def launch(plan: Plan, say: Say) -> int:
     """
     adopt_orphans()
     plan.folder.mkdir(mode=0o700)
-    keep_logs = False
+    needs_logs = False
     try:
         plan.attempt_dir.mkdir()
         _make_log_dir(plan.log_dir)
-        code, lines = _Launch(plan, say).run()
-        for line in lines:
+        code, told = _Launch(plan, say).run()
+        needs_logs = told.needs_logs
+        for line in told.lines:
             say(line, True)
-        keep_logs = any(str(plan.log_dir) in line for line in lines)
     finally:
-        shutil.rmtree(plan.attempt_dir if keep_logs else plan.folder, ignore_errors=True)
+        shutil.rmtree(plan.attempt_dir if needs_logs else plan.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             plan.folder.rmdir()  # it is empty where the user chose another place for the logs
     return code
@@ -76,7 +76,7 @@ class _Launch:
         self._forced_code: int | None = None
         """What the launcher returns if it has ended the job itself."""
 
-    def run(self) -> tuple[int, list[str]]:
+    def run(self) -> tuple[int, Report]:
         """Return the exit code and what is to be said about it."""
         plan = self._plan
         environment = {name: value for name, value in os.environ.items() if name not in plan.removed}
@@ -96,18 +96,19 @@ class _Launch:
             finally:
                 left = self._end_all(agent)
             self._follower.follow(to_the_end=True)
-        code, lines = self._verdict(agent.returncode)
+        code, told = self._verdict(agent.returncode)
         if left:
-            lines = [*lines, f"lockstep: warning: these processes can't be ended: {', '.join(map(str, left))}"]
-        return code, lines
+            warning = f"lockstep: warning: these processes can't be ended: {', '.join(map(str, left))}"
+            told = Report((*told.lines, warning), told.needs_logs)
+        return code, told
 
-    def _verdict(self, agent_code: int) -> tuple[int, list[str]]:
+    def _verdict(self, agent_code: int) -> tuple[int, Report]:
         if self._forced_code is not None:
-            return self._forced_code, []
+            return self._forced_code, Report()
         end = read_end(self._plan.attempt_dir, agent_code)
         code = exit_code(end, self._plan.work.is_script)
         asked_for = code - 128 in self._taken  # it ended by the very signal that it was sent
-        return code, [] if asked_for else report(end, self._plan)
+        return code, Report() if asked_for else report(end, self._plan)
 
     def _announce(self) -> None:
         rendezvous = self._plan.rendezvous

@@ -17,7 +17,7 @@ _TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class RankLog:
+class RankFiles:
     """Where the output of one rank of this node goes; None for a stream that goes to the screen."""
 
     local_rank: int
@@ -31,7 +31,7 @@ class AttemptLogs:
     """Where the output of all ranks of this node goes, since the last restart."""
 
     restart: int = 0
-    ranks: tuple[RankLog, ...] = ()
+    ranks: tuple[RankFiles, ...] = ()
 
 
 def read_attempt_logs(attempt_dir: Path) -> AttemptLogs:
@@ -43,7 +43,7 @@ def read_attempt_logs(attempt_dir: Path) -> AttemptLogs:
     return AttemptLogs(
         content["restart"],
         tuple(
-            RankLog(
+            RankFiles(
                 entry["local_rank"],
                 entry["rank"],
                 Path(entry["stdout"]) if entry["stdout"] else None,

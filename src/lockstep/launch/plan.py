@@ -15,7 +15,7 @@ from lockstep.core.errors import UsageError
 from lockstep.core.gpu_mask import Gpu
 from lockstep.core.outcome import ATTEMPT_DIR
 from lockstep.distributed.topology import from_environment
-from lockstep.launch.devices import Place, place_ranks
+from lockstep.launch.devices import RankPlace, place_ranks
 from lockstep.launch.rendezvous import Nodes, Rendezvous, check_port, concern, plan_rendezvous
 
 AGENT = "lockstep.distributed.torch_agent"
@@ -65,7 +65,7 @@ class Plan:
     job: str
     work: Work
     rendezvous: Rendezvous
-    places: tuple[Place, ...]
+    places: tuple[RankPlace, ...]
     """By local rank."""
     teed: tuple[int, ...]
     """By local rank, the streams that go to a file and, with the rank before each line, to the screen."""
@@ -202,7 +202,7 @@ def make_plan(
 def _added(
     options: Options,
     work: Work,
-    places: Sequence[Place],
+    places: Sequence[RankPlace],
     environment: Mapping[str, str],
     job: str,
     attempt_dir: Path,
@@ -257,7 +257,7 @@ def _escaped(words: Sequence[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def _warnings(rendezvous: Rendezvous, places: Sequence[Place]) -> tuple[str, ...]:
+def _warnings(rendezvous: Rendezvous, places: Sequence[RankPlace]) -> tuple[str, ...]:
     found = [concern(rendezvous)] if rendezvous.num_nodes > 1 else []
     cores = allowed_cores()
     if places[0].entry is None and len(places) > cores:

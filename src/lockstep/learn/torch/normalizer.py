@@ -1,47 +1,9 @@
 """Running mean and standard deviation of observations, merged exactly once per iteration."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
-
-@dataclass(frozen=True)
-class Moments:
-    """Count, mean and sum of squared deviations of a set of vectors, in float64."""
-
-    count: torch.Tensor  # ()
-    mean: torch.Tensor  # (size,)
-    m2: torch.Tensor  # (size,)
-
-    @classmethod
-    def of(cls, samples: torch.Tensor) -> "Moments":
-        """Return the moments of ``samples (..., size)``."""
-        flat = samples.reshape(-1, samples.shape[-1]).double()
-        mean = flat.sum(0) / max(flat.shape[0], 1)
-        count = torch.full((), float(flat.shape[0]), dtype=torch.float64, device=flat.device)
-        return cls(count, mean, (flat - mean).square().sum(0))
-
-    def merge(self, other: "Moments") -> "Moments":
-        """Return the moments of the union, exact for any split of the data, an empty part included.
-
-        Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1.
-        """
-        count = self.count + other.count
-        weight = other.count / count.clamp(min=1.0)
-        difference = other.mean - self.mean
-        mean = self.mean + weight * difference
-        return Moments(count, mean, self.m2 + other.m2 + weight * self.count * difference.square())
-
-    def pack(self) -> torch.Tensor:
-        """Return ``(1 + 2 * size,)``: count, mean, m2, to be sent to other ranks in one piece."""
-        return torch.cat((self.count.reshape(1), self.mean, self.m2))
-
-    @classmethod
-    def unpack(cls, packed: torch.Tensor) -> "Moments":
-        """The inverse of ``pack``."""
-        size = (packed.shape[0] - 1) // 2
-        return cls(packed[0], packed[1 : 1 + size], packed[1 + size :])
+from lockstep.learn.torch.statistics import Moments
 
 
 class Normalizer(nn.Module):

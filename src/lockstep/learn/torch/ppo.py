@@ -18,9 +18,8 @@ from lockstep.learn.torch.gradients import GradientBuffer
 from lockstep.learn.torch.losses import adapt_learning_rate_, surrogate_loss, value_loss
 from lockstep.learn.torch.minibatches import Batch, Dealer, Sequences
 from lockstep.learn.torch.networks import ActorCritic, PolicyState
-from lockstep.learn.torch.normalizer import Moments
 from lockstep.learn.torch.rollout import Rollout
-from lockstep.learn.torch.statistics import merge_over_ranks, standardise
+from lockstep.learn.torch.statistics import Moments, merge_over_ranks, standardise
 from lockstep.learn.torch.values import rollout_values
 
 RIDERS = ("kl", "surrogate", "value", "entropy")

@@ -198,7 +198,7 @@ class Training:
         self.memory = self.memory._replace(**memory)
         self.env.load_state_dict(envs | {"num_steps": counters["num_steps"]})
         self.iteration, self.env_steps = counters["iteration"], counters["env_steps"]
-        self.wall_s = float(counters["wall_s"])
+        self.wall_s = counters["wall_s"]
 
     def _load_replicated(self, saved: Mapping[str, Any], path: object) -> str:
         """Check a whole checkpoint and load what all ranks have alike; return the counters as JSON."""
@@ -209,7 +209,8 @@ class Training:
             changed = saved["config"]["agent"]["learning_rate"] != self.config.agent.learning_rate
             rate = self.learner.learning_rate.clone() if changed else saved["learning_rate"]
             self.learner.load_optimizer(saved["optimizer"], rate)
-            counters = {name: saved[name] for name in ("iteration", "env_steps", "wall_s")}
+            counters = {"iteration": saved["iteration"], "env_steps": saved["env_steps"]}
+            counters["wall_s"] = float(saved["wall_s"])
             return json.dumps(counters | {"num_steps": saved["env"]["num_steps"]})
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
