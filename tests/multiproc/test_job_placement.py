@@ -180,7 +180,9 @@ def test_a_rank_with_another_config_is_refused_before_anything_is_written() -> N
     first, other = run_on_two_nodes(command, [*command, "--agent.gamma", "0.5"])
     assert [first[:2], other] == [(2, ""), (2, "", "")], (first, other)  # rank 0 says it for both
     host = socket.gethostname()
-    assert first[2].startswith(f"lockstep: error: rank 1 on {host} differs from rank 0 on {host}: there the config has")
+    assert first[2].startswith(
+        f"lockstep: error: rank 1 on {host} differs from rank 0 on {host}: there agent.gamma is 0.5, here"
+    )
     assert first[2].count("\n") == 1
     assert list(Path().iterdir()) == []
 

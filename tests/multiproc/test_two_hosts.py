@@ -36,7 +36,7 @@ class Host:
         return subprocess.Popen(
             ["ip", "netns", "exec", self.name, *command],
             cwd=folder,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": self.interface, "XDG_CACHE_HOME": str(folder / "cache")},
+            env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -113,12 +113,5 @@ def test_nodes_that_are_told_the_first_ones_address(hosts: list[Host], tmp_path:
 
 def test_nodes_that_meet_at_a_rendezvous(hosts: list[Host], tmp_path: Path) -> None:
     meeting = ["--nnodes", "2", "--rdzv_endpoint", f"{hosts[0].address}:{PORT}", "--rdzv_id", "night"]
-    _, run = train_on(
-        hosts,
-        tmp_path,
-        *(
-            [*meeting, "--rdzv_conf", f"is_host={int(rank == 0)}", "--local_addr", host.address]
-            for rank, host in enumerate(hosts)
-        ),
-    )
+    _, run = train_on(hosts, tmp_path, meeting, meeting)
     check_run(run)

@@ -402,4 +402,6 @@ def test_a_run_that_goes_on_keeps_its_envs(
     (run / "run.json").write_text("{}")
     (run / "config.yaml").write_text(f"task: pendulum\nnum_envs: {num_envs}\nworld_size: {then}\n")
     assert shares(now, "--resume", str(run)) == expected
-    assert shares(2, "--resume", str(run), "--num_envs", "4") == (4, 4)
+    assert shares(1, "--resume", str(run), "--num_envs", str(sum(expected))) == (sum(expected),)
+    with pytest.raises(UsageError, match=f"the run has {sum(expected)} envs, not 200; a run resumes with as many"):
+        read(["pendulum", "--resume", str(run), "--num_envs", "100"], 2)

@@ -1,5 +1,7 @@
 """Which differences between ranks are refused, and what is compared."""
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ COMPARED = ("lockstep", "torch", "git", "config")
 
 def ranks_of(**of_rank_2: Any) -> list[dict[str, Any]]:
     """Return what three ranks of one job say, with some of it changed on the last."""
-    alike = {"lockstep": "1.2", "torch": "2.13", "git": "abc", "config": "0123"}
+    alike = {"lockstep": "1.2", "torch": "2.13", "git": "abc", "config": {"seed": 1, "agent": {"gamma": 0.9}}}
     made = [{"rank": rank, "host": f"node{rank}", "pid": 40 + rank, "cores": [rank], **alike} for rank in range(3)]
     made[2] |= of_rank_2
     return made
@@ -28,7 +30,6 @@ def ranks_of(**of_rank_2: Any) -> list[dict[str, Any]]:
         ("lockstep", "there lockstep is version other, here 1.2"),
         ("torch", "there torch is version other, here 2.13"),
         ("git", "there lockstep's checkout is at other, here abc"),
-        ("config", "there the config has hash other, here 0123"),
     ],
 )
 def test_the_first_rank_that_differs_is_named_with_its_host(name: str, words: str) -> None:
@@ -45,6 +46,20 @@ def test_ranks_may_be_elsewhere() -> None:
     compare(ranks_of(git=None))  # its git did not answer in time
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"seed": 2, "agent": {"gamma": 0.9}}, "there seed is 2, here 1; start all"),
+        ({"seed": 1, "agent": {"gamma": 0.5}}, "there agent.gamma is 0.5, here 0.9; start all"),
+        ({"seed": 1, "agent": {"gamma": 0.9}, "new": "x"}, "there new is 'x', here None; start all"),
+        ({"seed": 1}, "there agent is None, here {'gamma': 0.9}; start all"),
+    ],
+)
+def test_the_setting_that_differs_is_named(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        compare(ranks_of(config=config))
+
+
 def test_any_setting_makes_another_config() -> None:
     settings: list[dict[str, Any]] = [
         {},
@@ -53,9 +68,9 @@ def test_any_setting_makes_another_config() -> None:
         {"agent": {"gamma": 0.5}},
         {"env": {"max_episode_steps": 7}},
     ]
-    hashes = [describe_rank(small_config(**changes), CPU)["config"] for changes in settings]
-    assert len(set(hashes)) == len(settings)
-    assert describe_rank(small_config(), CPU)["config"] == hashes[0]
+    configs = [json.dumps(describe_rank(small_config(**changes), CPU)["config"]) for changes in settings]
+    assert len(set(configs)) == len(settings)
+    assert json.dumps(describe_rank(small_config(), CPU)["config"]) == configs[0]
 
 
 def test_a_script_has_no_config_to_differ_in() -> None:

@@ -164,7 +164,7 @@ class TestOpen:
         info = load(again.path / "run.json")
         assert info["seed"] == 7
         assert len(info["attempts"]) == 2
-        assert set(info["attempts"][1]) == {"start_time", "host", "pid", "command"}
+        assert set(info["attempts"][1]) == {"start_time", "host", "pid", "command", "world_size", "ranks"}
 
     def test_leftovers_are_removed(self, run: RunDirectory) -> None:
         run.close()

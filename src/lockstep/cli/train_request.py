@@ -80,7 +80,7 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
     if total_envs is not None:
         values = combine(values, {"num_envs": _shares(total_envs, world_size, values, config, is_new=not run)})
     config = merge(config, values)
-    config.envs_by_rank(world_size)
+    _check_envs_of_run(config, run, world_size)
     check_offered(config)
     _check_distributed(arguments, world_size)
     checkpoint = path_of(arguments, "checkpoint")
@@ -190,12 +190,30 @@ def _total_envs(
         return None
     if not run or given is not None or "num_envs" in overlay:
         return None
-    # A run that goes on keeps the envs it had, however many ranks they are now on.
-    had = merge(TrainConfig(task=""), {"agent": {"num_mini_batches": 1}, "num_envs": run.get("num_envs", 1)})
-    ranks_then = number("world_size", [str(run.get("world_size", 1))], minimum=1)
-    if ranks_then == world_size:
-        return None  # and each rank those that it had
-    return sum(had.envs_by_rank(ranks_then))
+    if _ranks_of(run) == world_size:
+        return None  # each rank keeps those that it had
+    return _envs_of(run)
+
+
+def _check_envs_of_run(config: TrainConfig, run: Mapping[str, Any], world_size: int) -> None:
+    total, had = sum(config.envs_by_rank(world_size)), _envs_of(run) if run else None
+    if had is not None and total != had:
+        raise UsageError(
+            f"the run has {had} envs, not {total}; a run resumes with as many as it had, on any number of ranks (leave "
+            "--num_envs and --total_envs out, or start a new run with --checkpoint)"
+        )
+
+
+def _ranks_of(run: Mapping[str, Any]) -> int:
+    return number("world_size", [str(run.get("world_size", 1))], minimum=1)
+
+
+def _envs_of(run: Mapping[str, Any]) -> int | None:
+    """Return the envs of a whole run by its config, None if that does not say."""
+    if "num_envs" not in run:
+        return None
+    settings = {"agent": {"num_mini_batches": 1}, "num_envs": run["num_envs"]}
+    return sum(merge(TrainConfig(task=""), settings).envs_by_rank(_ranks_of(run)))
 
 
 def _shares(total_envs: int, world_size: int, values: Mapping[str, Any], recipe: TrainConfig, is_new: bool) -> Any:

@@ -24,7 +24,7 @@ class NullRunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin_attempt(self, config_yaml: str) -> None:
+    def begin_attempt(self, config_yaml: str, ranks: list[dict[str, Any]] | None = None) -> None:
         """Do nothing."""
 
     def rank_log(self, rank: int) -> RankLog:

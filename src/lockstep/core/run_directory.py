@@ -69,7 +69,8 @@ class RunDirectory:
             (hidden / "checkpoints").mkdir()
             (hidden / "ranks").mkdir()
             write_atomic(hidden / "config.yaml", config_yaml)
-            run = {"run_id": secrets.token_hex(8), **run_info, "attempts": [_attempt()]}
+            attempts = [_attempt(run_info.get("ranks"))]
+            run = {"run_id": secrets.token_hex(8), **run_info, "attempts": attempts}
             write_atomic(hidden / "run.json", _json(run))
             made = cls(hidden, lock)
             made.write_progress(0, max_iterations, 0, 0.0)
@@ -96,11 +97,11 @@ class RunDirectory:
             raise UsageError(str(error)) from error
         return cls(path, lock)
 
-    def begin_attempt(self, config_yaml: str) -> None:
-        """Note in ``run.json`` that another process goes on, by this configuration."""
+    def begin_attempt(self, config_yaml: str, ranks: list[dict[str, Any]] | None = None) -> None:
+        """Note in ``run.json`` that another process, or several ``ranks``, go on by this configuration."""
         run = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         attempts = run.get("attempts")
-        run["attempts"] = [*(attempts if isinstance(attempts, list) else []), _attempt()]
+        run["attempts"] = [*(attempts if isinstance(attempts, list) else []), _attempt(ranks)]
         write_atomic(self.path / "run.json", _json(run))
         write_atomic(self.config_path, config_yaml)
 
@@ -286,12 +287,14 @@ def _check_name(field: str, name: str) -> None:
         raise UsageError(f"{field} {name[:120]!r} {wrong}")
 
 
-def _attempt() -> dict[str, Any]:
+def _attempt(ranks: list[dict[str, Any]] | None) -> dict[str, Any]:
     return {
         "start_time": datetime.now().astimezone().isoformat(timespec="microseconds"),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "command": sys.argv,
+        "world_size": len(ranks) if ranks else 1,
+        "ranks": ranks,
     }
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstep.core.errors import RunError, UsageError
+from lockstep.core.network import address_towards, interface_of
 from lockstep.core.types import Comm
 from lockstep.distributed import torch_debug
 from lockstep.distributed.isolation import placement_problem
@@ -68,8 +69,9 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
         torch.cuda.set_device(device)
     if backend == "gloo":
         _keep_lock_holders_running()
+        _choose_interface(topology)
     store = _meet(topology)
-    with _deadline(topology, store):
+    with _deadline(topology, store), _unreachable_in_words():
         dist.init_process_group(
             backend,
             store=PrefixStore(f"{_PREFIX}/group", store),
@@ -107,6 +109,31 @@ def _end_at_once_on_failure() -> None:
             os._exit(1)
 
     sys.excepthook = show_and_end
+
+
+def _choose_interface(topology: Topology) -> None:
+    """Let gloo talk through the network that leads to rank 0, unless the user has named one.
+
+    By itself it takes the address that this host's name leads to, which often only this host knows.
+    """
+    if topology.world_size == topology.local_world_size or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    address = address_towards(os.environ["MASTER_ADDR"])
+    interface = None if address is None else interface_of(address)
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+@contextlib.contextmanager
+def _unreachable_in_words() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise RunError(
+            f"the ranks can't reach one another ({reason}); GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (nccl) "
+            "names the network between the hosts"
+        ) from error
 
 
 def _keep_lock_holders_running() -> None:

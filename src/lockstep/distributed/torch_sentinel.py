@@ -62,7 +62,7 @@ def _fold_(words: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 class Sentinel:
-    """Compares replicated tensors over the ranks every ``interval`` iterations.
+    """Compares replicated tensors over the ranks every ``interval`` iterations, and whenever something is to be kept.
 
     Args:
         comm: the ranks.
@@ -73,21 +73,23 @@ class Sentinel:
         self._comm, self._interval = comm, interval
         self._last_equal: int | None = None
 
-    def is_due(self, iteration: int) -> bool:
+    def is_due(self, iteration: int, is_kept: bool = False) -> bool:
         """Tell whether ``check`` compares in this iteration."""
-        return self._interval > 0 and iteration % self._interval == 0 and self._comm.world_size > 1
+        is_on = self._interval > 0 and self._comm.world_size > 1
+        return is_on and (is_kept or iteration % self._interval == 0)
 
-    def check(self, iteration: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def check(self, iteration: int, tensors: Mapping[str, torch.Tensor], is_kept: bool = False) -> None:
         """Compare, if it is due: one exchange of three numbers, and one look at them by the host.
 
         Args:
             iteration: the same on every rank.
             tensors: by name, in the same order on every rank; the first that differs is named.
+            is_kept: a checkpoint of this iteration comes next, so it is compared whatever the interval.
 
         Raises:
             RunError: something differs; every rank raises the same line.
         """
-        if not self.is_due(iteration):
+        if not self.is_due(iteration, is_kept):
             return
         listing = listing_of(tensors)
         sums = checksums(tensors)

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from lockstep.core.errors import UsageError, nearest
+from lockstep.core.network import address_towards, is_own
 
 _STATIC = ("node_rank", "master_addr", "master_port")
 _MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf")
@@ -116,12 +117,14 @@ def check_port(rendezvous: Rendezvous) -> None:
 
 
 def concern(rendezvous: Rendezvous) -> str | None:
-    """Return what is wrong if this node does not know the host where the nodes meet; it may come up yet."""
+    """Return what is wrong with the host where the nodes meet, as seen from here; it may come up yet."""
     try:
         socket.getaddrinfo(rendezvous.host.strip("[]"), None)
     except (OSError, UnicodeError) as error:  # the latter for what can't be a host name at all
         reason = error.strerror if isinstance(error, OSError) else "not a name"
         return f"host {rendezvous.host} is not known here so far ({reason}); is it spelled right?"
+    if rendezvous.listens_on is not None and rendezvous.num_nodes > 1 and not is_own(rendezvous.host.strip("[]")):
+        return f"{rendezvous.host} is no address of this node, where node 0 listens; the others will not find it there"
     return None
 
 
@@ -129,8 +132,8 @@ def _static(nodes: Nodes, num_nodes: int) -> Rendezvous:
     missing = [name for name in ("nnodes", *_STATIC) if getattr(nodes, name) is None]
     if missing:
         raise UsageError(
-            f"{_missing(missing)}: --nnodes, --node_rank, --master_addr and --master_port go together, and no port is "
-            "taken for granted; one node needs none of them"
+            f"{_missing(missing)}; several nodes need --nnodes, --node_rank, --master_addr and --master_port, one node "
+            "none of them"
         )
     assert nodes.node_rank is not None and nodes.master_addr is not None and nodes.master_port is not None
     node_rank = _whole_number("node_rank", nodes.node_rank)
@@ -168,8 +171,8 @@ def _meeting(nodes: Nodes, num_nodes: int, job: str) -> Rendezvous:
     missing = [name for name in ("rdzv_endpoint", "rdzv_id") if getattr(nodes, name) is None]
     if missing and (num_nodes > 1 or backend != "c10d"):
         raise UsageError(
-            f"{_missing(missing)}: where the nodes meet, as HOST:PORT, and an id that is this job's alone, the same on "
-            "every node"
+            f"{_missing(missing)}; the nodes meet at --rdzv_endpoint HOST:PORT under --rdzv_id ID, an id that is this "
+            "job's alone and the same on every node"
         )
     endpoint = "localhost:0" if nodes.rdzv_endpoint is None else _endpoint(nodes.rdzv_endpoint, num_nodes)
     if nodes.rdzv_id is not None and not _ID.fullmatch(nodes.rdzv_id):
@@ -181,8 +184,8 @@ def _meeting(nodes: Nodes, num_nodes: int, job: str) -> Rendezvous:
         f"--rdzv_backend={backend}",
         f"--rdzv_endpoint={endpoint}",
         f"--rdzv_id={nodes.rdzv_id or job}",
-        *(() if nodes.rdzv_conf is None else (f"--rdzv_conf={nodes.rdzv_conf}",)),
-        *_local_addr(nodes),
+        *_rdzv_conf(nodes, num_nodes, backend, endpoint),
+        *_local_addr(nodes, endpoint if num_nodes > 1 else None),
     )
     return Rendezvous(
         num_nodes=num_nodes,
@@ -196,7 +199,8 @@ def _meeting(nodes: Nodes, num_nodes: int, job: str) -> Rendezvous:
 
 def _missing(names: list[str]) -> str:
     flags = [f"--{name}" for name in names]
-    return f"{' and '.join(flags)} {'is' if len(flags) == 1 else 'are'} missing"
+    *front, last = flags
+    return f"{', '.join(front)} and {last} are missing" if front else f"{last} is missing"
 
 
 def _num_nodes(text: str) -> int:
@@ -238,5 +242,18 @@ def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
-def _local_addr(nodes: Nodes) -> tuple[str, ...]:
-    return () if nodes.local_addr is None else (f"--local_addr={nodes.local_addr}",)
+def _local_addr(nodes: Nodes, endpoint: str | None = None) -> tuple[str, ...]:
+    """Return under which address other nodes reach this one: that on the way to where they all meet.
+
+    torchrun would take this host's name, which often leads to an address that only this host knows.
+    """
+    address = nodes.local_addr or (endpoint and address_towards(endpoint.rpartition(":")[0].strip("[]")))
+    return () if not address else (f"--local_addr={address}",)
+
+
+def _rdzv_conf(nodes: Nodes, num_nodes: int, backend: str, endpoint: str) -> tuple[str, ...]:
+    """Return the settings of the rendezvous; one node must keep it, which torchrun tells by the host's name alone."""
+    settings = [] if nodes.rdzv_conf is None else [nodes.rdzv_conf]
+    if num_nodes > 1 and backend == "c10d" and not any("is_host=" in each for each in settings):
+        settings.append(f"is_host={int(is_own(endpoint.rpartition(':')[0].strip('[]')))}")
+    return (f"--rdzv_conf={','.join(settings)}",) if settings else ()

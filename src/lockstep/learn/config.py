@@ -122,10 +122,9 @@ class TrainConfig(Config):
         shares = (self.num_envs,) if isinstance(self.num_envs, int) else self.num_envs
         for share in shares:
             if share % block:
-                lower, upper = share // block * block, (share // block + 1) * block
                 raise ValueError(
                     f"num_envs {share} is not divisible by agent.num_mini_batches {block}; "
-                    f"use --num_envs {lower or upper} or {upper}"
+                    f"use --num_envs {_nearest_multiples(share, block)}"
                 )
         return self
 
@@ -153,13 +152,17 @@ def split_evenly(total: int, world_size: int, block: int = 1) -> tuple[int, ...]
         UsageError: ``total`` is no multiple of ``block``.
     """
     if total % block:
-        lower = total // block * block
         raise UsageError(
             f"total_envs {total} is not divisible by agent.num_mini_batches {block}; use --total_envs "
-            f"{lower or lower + block} or {lower + block}"
+            f"{_nearest_multiples(total, block)}"
         )
     blocks, extra = divmod(total // block, world_size)
     return tuple(block * (blocks + (rank < extra)) for rank in range(world_size))
+
+
+def _nearest_multiples(number: int, block: int) -> str:
+    lower = number // block * block
+    return f"{lower} or {lower + block}" if lower else f"{block}"
 
 
 def _are(count: int) -> str:

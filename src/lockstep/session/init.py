@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,10 +65,10 @@ _compared: set[int] = set()
 
 def _compare_versions(comm: Comm, device: torch.device) -> None:
     """Check, the first time, that all ranks run the same code."""
+    from lockstep.distributed.torch_exchange import gather_json
     from lockstep.session.placement import compare, describe_rank
 
     if comm.world_size in _compared:
         return
-    own = json.dumps(describe_rank(None, device))
-    compare([json.loads(text) for text in comm.gather_text(own, "placement")])
+    compare(gather_json(describe_rank(None, device), comm, "placement"))
     _compared.add(comm.world_size)

@@ -60,7 +60,8 @@ def _read_newest(run: RunDirectory | NullRunDirectory, contents: list[Content]) 
     """Append the content of the newest whole checkpoint and return its path; "" if there never was one."""
     from lockstep.learn.torch.checkpoint import load
 
-    problem = f"checkpoint {run.named_checkpoint} is gone" if run.named_checkpoint else None
+    named = run.named_checkpoint
+    problem = f"checkpoint {named} is gone" if named and not (run.path / named).exists() else None
     for path in run.checkpoints():
         try:
             contents.append(load(path))

@@ -91,6 +91,8 @@ class RunObserver:
         path, total = self._run.path, self._config.max_iterations
         if status != "finished":
             return f"{status} and saved: continue with {self._command} --resume {path}"
+        if self._counters()[0] == self._began_at < total:
+            return f"finished without an iteration: {path} is at {self._began_at} of {total}"
         if self._counters()[0] == self._began_at:
             return (
                 f"nothing to do: {path} is at iteration {total} of {total}; go on with "

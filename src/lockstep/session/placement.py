@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from pathlib import Path
@@ -21,7 +20,7 @@ _ALIKE = {
     "lockstep": "lockstep is version {}",
     "torch": "torch is version {}",
     "git": "lockstep's checkout is at {}",
-    "config": "the config has hash {}",
+    "config": "",
 }
 
 
@@ -30,7 +29,6 @@ def describe_rank(config: TrainConfig | None, device: torch.device) -> dict[str,
 
     A script of the user's own has no config that could be compared.
     """
-    settings = "" if config is None else config.model_dump_json()
     topology = from_environment()
     git = git_of_lockstep()
     installed = versions()
@@ -47,7 +45,7 @@ def describe_rank(config: TrainConfig | None, device: torch.device) -> dict[str,
         "torch": installed["torch"],
         # None also stands for a git that did not answer in time, which says nothing.
         "git": None if git is None else f"{git['commit']}{' with changes' if git['dirty'] else ''}",
-        "config": hashlib.sha256(settings.encode()).hexdigest()[:16],
+        "config": {} if config is None else config.model_dump(mode="json"),
     }
 
 
@@ -61,9 +59,22 @@ def compare(ranks: list[dict[str, Any]]) -> None:
     for other in ranks[1:]:
         for name, words in _ALIKE.items():
             if None not in (other[name], first[name]) and other[name] != first[name]:
-                error = UsageError(
-                    f"rank {other['rank']} on {other['host']} differs from rank 0 on {first['host']}: there "
-                    f"{words.format(other[name])}, here {first[name]}; start all ranks with the same code and arguments"
+                there, here = words.format(other[name]), first[name]
+                if name == "config":
+                    there, here = _first_difference(other[name], first[name])
+                raise UsageError(
+                    f"rank {other['rank']} on {other['host']} differs from rank 0 on {first['host']}: there {there}, "
+                    f"here {here}; start all ranks with the same code and arguments",
+                    shared=True,
                 )
-                error.shared = True
-                raise error
+
+
+def _first_difference(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> tuple[str, Any]:
+    """Return the first setting that differs, with its value there, and its value here."""
+    for name in {**here, **there}:
+        one, other = there.get(name), here.get(name)
+        if isinstance(one, dict) and isinstance(other, dict) and one != other:
+            return _first_difference(one, other, f"{prefix}{name}.")
+        if one != other:
+            return f"{prefix}{name} is {one!r}", repr(other)
+    return "nothing", "nothing"

@@ -37,8 +37,8 @@ def prepare(config: TrainConfig, rank: int) -> None:
     torch.set_num_threads(config.num_torch_threads or automatic)
 
 
-def seed_generators(seed: int, rank: int) -> None:
-    """Seed the generators of Python, numpy and torch by a hash of the run's seed and the global rank.
+def seed_generators(seed: int, rank: int, iteration: int = 0) -> None:
+    """Seed the generators of Python, numpy and torch by a hash of the run's seed, the global rank and the iteration.
 
     Our own streams are keyed by global env id; whatever else draws numbers gets a seed of its own on every rank. Not
     seed + rank: neighbouring seeds would share the generators of most ranks.
@@ -46,7 +46,7 @@ def seed_generators(seed: int, rank: int) -> None:
     import numpy
     import torch
 
-    own = stream_seed(seed, f"rank {rank}")
+    own = stream_seed(seed, f"rank {rank} from iteration {iteration}")
     random.seed(own)
     numpy.random.seed(own % 2**32)  # noqa: NPY002 - other people's code draws from the global generator
     torch.manual_seed(own)

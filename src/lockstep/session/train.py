@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from lockstep.recipes.catalog import check_distributed, check_offered
 from lockstep.session.loading import go_on, load_weights
 from lockstep.session.make_env import build_env, resolve_device
 from lockstep.session.observer import RunObserver
-from lockstep.session.process import memory_errors_in_words, prepare
+from lockstep.session.process import memory_errors_in_words, prepare, seed_generators
 from lockstep.session.runner import SessionRunner, check_learner, check_runner, make_runner
 
 if TYPE_CHECKING:
@@ -60,18 +59,20 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
     """
     _check(config, checkpoint, resume)
     with ExitStack() as resources, memory_errors_in_words(max(config.envs_by_rank(from_environment().world_size))):
-        request = resources.enter_context(watch())  # from here on a signal loses nothing
         comm, ranks = _join(config, resources)
+        request = resources.enter_context(watch())  # from here on a signal loses nothing
         prepare(config, comm.rank)
         # A run that goes on is locked before anything is read from it.
         run = None if resume is None else resources.enter_context(closing(_on_main(comm, RunDirectory.open, resume)))
         env, evaluation_env = _build_envs(config, comm, resources)
         training = _take_up(config, env, comm, checkpoint, run)
+        # Other people's code must not draw again what it drew in the iterations before.
+        seed_generators(config.seed, comm.rank, training.iteration)
         config_yaml = to_yaml(config) + f"world_size: {comm.world_size}  # for information\n"
         if run is None:
             run = resources.enter_context(closing(_on_main(comm, _create_run, config, config_yaml, ranks)))
         else:
-            comm.on_main(lambda: run.begin_attempt(config_yaml) or "", "run directory")
+            comm.on_main(lambda: run.begin_attempt(config_yaml, ranks) or "", "run directory")
         env.engine.log_to(run.mujoco_log_path)
         log = resources.enter_context(run.rank_log(comm.rank))
         comm.log_to(run.path / "ranks")
@@ -110,6 +111,7 @@ def _join(config: TrainConfig, resources: ExitStack) -> tuple[Comm, list[dict[st
     Raises:
         UsageError: they don't run the same code with the same config; the host is named.
     """
+    from lockstep.distributed.torch_exchange import gather_json
     from lockstep.distributed.torch_group import join
     from lockstep.session.placement import compare, describe_rank
 
@@ -122,10 +124,9 @@ def _join(config: TrainConfig, resources: ExitStack) -> tuple[Comm, list[dict[st
             comm.close()
 
     resources.push(leave)
-    own = json.dumps(describe_rank(config, device))
-    ranks = [json.loads(text) for text in comm.gather_text(own, "placement")]
+    ranks = gather_json(describe_rank(config, device), comm, "placement")
     compare(ranks)
-    return comm, ranks
+    return comm, [{name: value for name, value in rank.items() if name != "config"} for rank in ranks]
 
 
 def _build_envs(config: TrainConfig, comm: Comm, resources: ExitStack) -> tuple[TorchEnv, TorchEnv | None]:

@@ -173,7 +173,9 @@ class _RunnerObserver:
         self._observer.record({"steps_per_s": rate, **own, **runner.so_far})
 
     def save(self, iteration: int, content: dict[str, Any]) -> None:
-        """Keep a checkpoint with the runner's state."""
+        """Keep a checkpoint with the runner's state, if it is the same on all ranks."""
+        if self._sentinel.is_due(iteration, is_kept=True):
+            self._sentinel.check(iteration, self._runner.replicated(), is_kept=True)
         self._observer.save(iteration, self._runner.content(iteration, content))
 
     def save_failure(self, iteration: int, content: dict[str, Any]) -> Path | None:

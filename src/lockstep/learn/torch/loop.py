@@ -48,14 +48,15 @@ def train(training: Training, observer: Observer, evaluation_env: TorchEnv | Non
     began = time.perf_counter() - training.wall_s
     while training.iteration < config.max_iterations:
         metrics = _iterate(training, observer)
-        sentinel.check(training.iteration, training.replicated_state())
         last = training.iteration == config.max_iterations
+        stop = training.stop_agreed
+        is_kept = bool(stop) or last or training.iteration % config.checkpoints.interval == 0
+        sentinel.check(training.iteration, training.replicated_state(), is_kept)
         if evaluation_env is not None and (last or training.iteration % config.evaluation.interval == 0):
             metrics |= summarise(evaluate(training.policy, evaluation_env), training.comm)
         training.wall_s = time.perf_counter() - began
         observer.record(metrics | {"wall_s": training.wall_s})
-        stop = training.stop_agreed
-        if stop or last or training.iteration % config.checkpoints.interval == 0:
+        if is_kept:
             observer.save(training.iteration, training.state_dict())
         if stop and not last:
             return stop
@@ -77,9 +78,8 @@ def _iterate(training: Training, observer: Observer) -> Metrics:
         content = training.failure_dict()
         path = training.comm.on_main(lambda: str(observer.save_failure(training.iteration, content) or ""), "failure")
         where = f"the state is in {path}" if path else "the state could not be saved"
-        failure = RunError(
+        raise RunError(
             f"not finite in iteration {training.iteration + 1}: {error}; {where}; "
-            "a smaller agent.learning_rate or bounds on rewards and observations may help"
-        )
-        failure.shared = True
-        raise failure from None
+            "a smaller agent.learning_rate or bounds on rewards and observations may help",
+            shared=True,
+        ) from None
