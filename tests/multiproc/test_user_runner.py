@@ -46,7 +46,7 @@ def test_a_stop_that_one_rank_was_asked_for_is_everyones(ranks_2: RankPool, aske
 def test_a_runner_whose_ranks_drift_apart_is_stopped(ranks_2: RankPool) -> None:
     answers = ranks_2.run(RUN, "Drifting", [12, 4])
     assert answers[0]["error"] == answers[1]["error"]
-    assert answers[0]["error"].startswith("ranks are out of step in iteration 2: model.weight differs on rank 1 (of 2)")
+    assert answers[0]["error"].startswith("ranks are out of step in iteration 1: model.weight differs on rank 1 (of 2)")
     assert [len(answer["metrics"]) for answer in answers] == [1, 1]
 
 
