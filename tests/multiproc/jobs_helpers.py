@@ -255,18 +255,18 @@ def reduce(comm: Comm, by_rank: list[dict[str, Any]]) -> dict[str, float]:
     return distributed.reduce_metrics(by_rank[comm.rank])
 
 
-def samples_of(rank: int, merge: int) -> torch.Tensor:
+def samples_of(rank: int, merge: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Return samples that are shifted by rank and of another number each time; rank 1 has none at times."""
     num_samples = (7, 0, 31, 3)[(rank + merge) % 4]
     generator = torch.Generator().manual_seed(10 * rank + merge)
-    return 3 * rank + torch.randn(num_samples, 5, dtype=torch.float64, generator=generator)
+    return 3 * rank + torch.randn(num_samples, *shape, dtype=torch.float64, generator=generator)
 
 
-def merge(comm: Comm, num_merges: int) -> tuple[float, torch.Tensor, torch.Tensor]:
+def merge(comm: Comm, num_merges: int, shape: tuple[int, ...]) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Merge the moments of some batches; return count, mean and variance."""
     running = None
     for number in range(num_merges):
-        running = distributed.merge_moments(distributed.moments_of(samples_of(comm.rank, number)), running)
+        running = distributed.merge_moments(distributed.moments_of(samples_of(comm.rank, number, shape)), running)
     assert running is not None
     return running.count.item(), running.mean, running.std().square()
 

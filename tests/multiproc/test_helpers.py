@@ -159,10 +159,11 @@ def test_metrics_are_means_over_all_data(ranks_2: RankPool) -> None:
         assert reduced == {"return": 2.0, "loss": 1.5, "huge": 1e16, "late": 7.0}
 
 
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
 @pytest.mark.parametrize("num_merges", [1, 9])
-def test_merged_moments_are_those_of_all_samples(ranks_4: RankPool, num_merges: int) -> None:
-    pooled = torch.cat([samples_of(rank, number) for rank in range(4) for number in range(num_merges)])
-    answers = ranks_4.run(JOBS + "merge", num_merges)
+def test_merged_moments_are_those_of_all_samples(ranks_4: RankPool, num_merges: int, shape: tuple[int, ...]) -> None:
+    pooled = torch.cat([samples_of(rank, number, shape) for rank in range(4) for number in range(num_merges)])
+    answers = ranks_4.run(JOBS + "merge", num_merges, shape)
     for count, mean, variance in answers:
         assert count == len(pooled)
         assert torch.allclose(mean, pooled.mean(0), rtol=0, atol=1e-12)

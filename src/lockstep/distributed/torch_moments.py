@@ -49,7 +49,8 @@ class Moments:
     def unpack(cls, packed: torch.Tensor, shape: Sequence[int]) -> "Moments":
         """The inverse of ``pack``; ``shape`` is that of one sample."""
         size = math.prod(shape)
-        return cls(packed[0], packed[1 : 1 + size].reshape(*shape), packed[1 + size :].reshape(*shape))
+        whole = tuple(shape)  # which is () where a sample is one number
+        return cls(packed[0], packed[1 : 1 + size].reshape(whole), packed[1 + size :].reshape(whole))
 
 
 def merge_over_ranks(parts: Sequence[Moments], comm: Comm) -> list[Moments]:
