@@ -6,6 +6,7 @@ Most ranks run small scripts without torch, so that a launch takes little more t
 import json
 import os
 import pty
+import shlex
 import signal
 import socket
 import subprocess
@@ -196,6 +197,84 @@ time.sleep(600)
     assert errors.splitlines()[0].endswith(") was killed by SIGKILL")
 
 
+def test_a_rank_that_fails_because_another_has_is_not_taken_for_the_first() -> None:
+    script = """
+if rank == 1:
+    note("failing")
+    sys.exit(7)
+while not Path("failing_1").exists():
+    time.sleep(0.02)
+time.sleep(1.0)
+sys.exit(3)
+"""
+    code, _, errors = script_on_two_ranks(script).end()
+    assert code == 7
+    assert errors.startswith("lockstep: error: rank 1 ")
+
+
+def test_a_rank_of_a_script_that_ends_early_and_well_is_named() -> None:
+    script = """
+if rank == 1:
+    note("gone")
+    os._exit(0)
+while not Path("gone_1").exists():
+    time.sleep(0.02)
+time.sleep(0.5)
+sys.exit("Connection closed by peer")
+"""
+    code, _, errors = script_on_two_ranks(script).end()
+    assert code == 1
+    first, second = errors.splitlines()
+    assert first == "Connection closed by peer"  # of rank 0, on the screen
+    assert second.startswith("lockstep: warning: rank 1 (local rank 1 on ")
+    assert second.endswith(") ended early with exit code 0 while the others went on")
+
+
+EARLY = """
+import os
+import torch
+from lockstep.distributed import DistributedMixin
+
+class Early(DistributedMixin):
+    def __init__(self, config, env, comm):
+        self.env, self.comm, self.model = env, comm, torch.nn.Linear(1, 1)
+
+    def train(self, observer, evaluation_env):
+        if os.environ["RANK"] == "1":
+            {end}
+        self.comm.gather_text("here", "words")
+"""
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "raise SystemExit(0)"])
+def test_a_training_rank_that_ends_early_and_well_is_named_as_the_cause(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("early_runner.py").write_text(EARLY.format(end=end))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    launch = Launch("--num_gpus", "2", "cartpole_classic", *SMALL, "--runner", "early_runner:Early")
+    code, _, errors = launch.end()
+    assert code == 1
+    last = [line for line in errors.splitlines() if line.startswith("lockstep: error: rank 1 ")]
+    assert len(last) == 1, errors
+    assert last[0].endswith(") ended early with exit code 0 while the others went on")
+
+
+@pytest.mark.parametrize("has_room", [True, False], ids=["", "attempt folder takes no file"])
+def test_the_command_of_the_dry_run_can_be_pasted(has_room: bool) -> None:
+    arguments = ("--dry_run", *TWO_RANKS, "--log_dir", "kept", "--script", "my script.py")
+    _, output, _ = Launch(*arguments, script="note('ran')\n").end()
+    (command,) = [line.removeprefix("command ") for line in output.splitlines() if line.startswith("command ")]
+    (folder,) = [word.partition("=")[2] for word in shlex.split(command) if word.startswith("LOCKSTEP_ATTEMPT_DIR=")]
+    if not has_room:
+        Path(folder).parent.mkdir()
+        Path(folder).write_text("")  # a file in its place: not even root can put anything into it
+    run = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    assert noted("ran")
+    assert Path(folder, "agent.json").exists() == has_room
+
+
 def test_signals_reach_the_ranks_of_a_script() -> None:
     script = """
 heard = []
@@ -243,8 +322,9 @@ def test_an_interrupt_before_anything_runs_ends_at_once() -> None:
     wait_for(lambda: len(temporary_folders()) == 2)
     interrupted.send(signal.SIGINT)
     preempted.send(signal.SIGTERM)
-    assert interrupted.end() == (130, "", "")
-    assert preempted.end() == (75, "", "")
+    said = "lockstep: stopped before training began; nothing was saved\n"
+    assert interrupted.end() == (130, "", said)
+    assert preempted.end() == (75, "", said)
     assert temporary_folders() == []
     assert not Path("logs").exists()
 
@@ -285,13 +365,15 @@ def test_two_launchers_are_two_nodes(way: str) -> None:
     assert temporary_folders() == []
 
 
-def test_training_stops_together_when_the_launcher_is_asked_to() -> None:
+def long_training() -> Launch:
+    """Return a launch that trains already."""
     launch = Launch("--num_gpus", "2", "cartpole_classic", *SMALL, "--max_iterations", "1000000")
+    wait_for(lambda: any(path.stat().st_size for path in Path("logs").glob("cartpole_classic/*/metrics.jsonl")))
+    return launch
 
-    def trains() -> bool:
-        return any(path.stat().st_size for path in Path("logs").glob("cartpole_classic/*/metrics.jsonl"))
 
-    wait_for(trains)
+def test_training_stops_together_when_the_launcher_is_asked_to() -> None:
+    launch = long_training()
     launch.send(signal.SIGTERM)
     code, _, errors = launch.end()
     assert code == 75, errors
@@ -299,6 +381,14 @@ def test_training_stops_together_when_the_launcher_is_asked_to() -> None:
     assert json.loads((run / "progress.json").read_text())["status"] == "preempted"
     assert (run / "checkpoints" / "latest").exists()
     assert temporary_folders() == []
+
+
+def test_a_first_interrupt_is_answered_at_once() -> None:
+    launch = long_training()
+    launch.send(signal.SIGINT)
+    code, _, errors = launch.end()
+    assert code == 130, errors
+    assert errors.splitlines().count("lockstep: stopping after this iteration; Ctrl-C again ends it now") == 1
 
 
 def test_what_the_ranks_refuse_is_one_line() -> None:

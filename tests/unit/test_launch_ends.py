@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.core.gpu_mask import Gpu
 from lockstep.core.outcome import RankOutcome, read_outcomes, write_outcome
-from lockstep.launch.ends import JobEnd, RankEnd, deciding, exit_code, read_end, report
+from lockstep.launch.ends import JobEnd, RankEnd, deciding, ended_early, exit_code, read_end, report
 from lockstep.launch.logs import Follower, last_lines
 from lockstep.launch.plan import Options, Plan, Work, make_plan
 
@@ -23,8 +23,9 @@ def ended(rank: int, process_code: int = 0, said: int | None = None, at_s: float
     return RankEnd(rank, rank, process_code, outcome, pid=7, failed_at_s=at_s, order=order)
 
 
-def plan(tmp_path: Path, **options: Any) -> Plan:
-    return make_plan(Options(log_dir=tmp_path / "logs", **options), Work(("-m", "x")), GPUS, {}, job="abc")
+def plan(tmp_path: Path, is_script: bool = False, **options: Any) -> Plan:
+    work = Work(("-m", "x"), is_script=is_script)
+    return make_plan(Options(log_dir=tmp_path / "logs", **options), work, GPUS, {}, job="abc")
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,49 @@ def test_the_agents_own_trouble_is_one_line(tmp_path: Path) -> None:
     leave(tmp_path, error="the nodes did not meet at h:1")
     (line,) = report(read_end(tmp_path, 1), plan(tmp_path)).lines
     assert line.startswith("lockstep: error: the nodes did not meet at h:1; see ")
+
+
+def exited(rank: int, code: int, time_s: float) -> dict[str, object]:
+    return {"rank": rank, "local_rank": rank % 2, "pid": 40 + rank, "exit_code": code, "time_s": time_s}
+
+
+def test_who_ended_well_before_others_failed(tmp_path: Path) -> None:
+    leave(tmp_path, failures=[failure(2, 1)], exits=[exited(2, 1, 100.0), exited(3, 0, 100.2)])
+    assert [end.rank for end in ended_early(read_end(tmp_path, 1).ranks)] == [3]
+    leave(tmp_path, exits=[exited(2, 0, 100.0), exited(3, 0, 100.2)])
+    assert ended_early(read_end(tmp_path, 0).ranks) == []
+
+
+LOST = "lost another rank in the exchange of gradients (Connection closed by peer); it has ended"
+
+
+def test_a_rank_that_ended_early_and_well_is_named_as_the_cause(tmp_path: Path) -> None:
+    leave(tmp_path, failures=[failure(2, 1)], exits=[exited(3, 0, 100.0), exited(2, 1, 100.5)])
+    write_outcome(tmp_path, RankOutcome(2, 1, LOST))
+    end = read_end(tmp_path, 1)
+    lines = report(end, plan(tmp_path)).lines
+    assert lines[0].startswith("lockstep: error: rank 3 (local rank 1 on ")
+    assert lines[0].endswith(", pid 43) ended early with exit code 0 while the others went on")
+    assert lines[-1] == f"  its full log: {tmp_path}"
+    assert exit_code(end, is_script=False) == 1
+
+
+def test_a_rank_that_had_finished_its_training_is_not_the_cause(tmp_path: Path) -> None:
+    leave(tmp_path, failures=[failure(2, 1)], exits=[exited(3, 0, 100.0), exited(2, 1, 100.5)])
+    write_outcome(tmp_path, RankOutcome(2, 1, "the disk is full"))
+    write_outcome(tmp_path, RankOutcome(3, 0))
+    assert report(read_end(tmp_path, 1), plan(tmp_path)).lines == ()  # rank 2 has said it on the screen
+
+
+@pytest.mark.parametrize(("words", "first"), [(LOST, "error: rank 2 "), ("ValueError: boom", "error: rank 3 ")])
+def test_ranks_of_a_script_may_be_through_before_another_fails(tmp_path: Path, words: str, first: str) -> None:
+    leave(tmp_path, failures=[failure(3, 1)], exits=[exited(2, 0, 100.0), exited(3, 1, 100.5)])
+    (tmp_path / "1.log").write_text(f"Traceback\n{words}\n")
+    lines = report(read_end(tmp_path, 1), plan(tmp_path, is_script=True)).lines
+    assert lines[0].startswith(f"lockstep: {first}")
+    is_cause = words is LOST
+    warnings = [line for line in lines if line.startswith("lockstep: warning: rank 2 ")]
+    assert len(warnings) == (not is_cause)
 
 
 def test_lines_are_followed_whole_and_with_their_rank(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.cli import train_multigpu
-from lockstep.cli.launch_request import split
+from lockstep.cli.launch_request import split, work_of
 from lockstep.cli.main import main
 from lockstep.core.errors import UsageError
 from lockstep.core.gpu_mask import Gpu
+from lockstep.launch import rendezvous
 from lockstep.launch.describe import concerns, describe
 from lockstep.launch.devices import GpuUse, GpuUser, place_ranks, use_of
 from lockstep.launch.plan import Options, Plan, Work, check_surroundings, make_plan
@@ -27,6 +28,12 @@ UUIDS = [f"GPU-{index}000aaaa-0000-0000-0000-000000000000" for index in range(4)
 GPUS = [Gpu(index, uuid, "H200", f"0000:0{index}:00.0", 140 * GIB, "570.1", ()) for index, uuid in enumerate(UUIDS)]
 TRAIN = Work(("-m", "lockstep", "train", "cartpole_balance"))
 MEETING = ("--rdzv_endpoint", "10.0.0.1:1", "--rdzv_id", "j")
+
+
+@pytest.fixture(autouse=True)
+def _a_network_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "is_own", lambda host: False)
+    monkeypatch.setattr(rendezvous, "address_towards", lambda host: "10.0.0.2")
 
 
 @pytest.fixture
@@ -248,6 +255,27 @@ def test_a_plan_for_one_of_several_nodes() -> None:
     text = "\n".join(describe(planned(work, num_gpus=2, nodes=meeting), {}))
     assert "local 0   GPU 0" in text  # which rank that is shows when the nodes meet
     assert "2 nodes, at 10.0.0.1:99 (c10d), id job7" in text
+    assert "--rdzv_id=job7 --rdzv_conf=is_host=0 --local_addr=10.0.0.2" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["--num_gpus", "2"], "--num_gpus after the script's path goes to the script; "),
+        (
+            ["x", "--nproc-per-node=2", "--tee", "3", "--tee=1"],
+            "--nproc-per-node, --tee after the script's path go to ",
+        ),
+        (["--lr", "2", "num_gpus"], None),
+        (["--lr", "2", "--", "--num_gpus", "2"], None),  # as they are on purpose
+    ],
+)
+def test_flags_of_the_launcher_after_the_script_are_named(words: list[str], warned: str | None) -> None:
+    split_words = split(["--num_gpus", "2", "--script", __file__, *words])
+    work = work_of(split_words, Options(num_gpus=2), GPUS, {})
+    warnings = planned(work, num_gpus=2).warnings
+    assert [line.startswith(warned or "nothing") for line in warnings] == [True] * (warned is not None)
+    assert work.words == (__file__, *words)
 
 
 def test_more_ranks_than_cores_is_a_warning() -> None:

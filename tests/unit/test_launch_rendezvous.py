@@ -7,10 +7,19 @@ from contextlib import contextmanager
 import pytest
 
 from lockstep.core.errors import UsageError
+from lockstep.launch import rendezvous
 from lockstep.launch.rendezvous import Nodes, check_port, concern, plan_rendezvous
 
 STATIC = {"nnodes": "2", "node_rank": "0", "master_addr": "h", "master_port": "1"}
 MEETING = {"nnodes": "2", "rdzv_endpoint": "h:1", "rdzv_id": "j"}
+OWN = ("h", "10.0.0.1", "127.0.0.1", "::1")
+"""Names and addresses of this node; the way to any other node starts at 10.0.0.1."""
+
+
+@pytest.fixture(autouse=True)
+def _a_network_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "is_own", lambda host: host in OWN)
+    monkeypatch.setattr(rendezvous, "address_towards", lambda host: None if host == "nowhere" else "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -20,8 +29,9 @@ MEETING = {"nnodes": "2", "rdzv_endpoint": "h:1", "rdzv_id": "j"}
         ({"nnodes": "1:4"}, ["elastic", "later version"]),
         ({"nnodes": "0"}, ["nnodes must lie in 1"]),
         ({"nnodes": "two"}, ["nnodes must be a whole number"]),
-        ({"nnodes": "2", "node_rank": "0"}, ["--master_addr and --master_port are missing", "no port"]),
-        (STATIC | {"node_rank": None}, ["--node_rank is missing"]),
+        ({"nnodes": "2", "node_rank": "0"}, ["--master_addr and --master_port are missing;", "one node none of them"]),
+        (STATIC | {"node_rank": None}, ["--node_rank is missing;"]),
+        ({"master_port": "1"}, ["--nnodes, --node_rank and --master_addr are missing;"]),
         (STATIC | {"nnodes": None}, ["--nnodes is missing"]),
         (STATIC | {"node_rank": "2"}, ["node_rank 2 must lie in 0 to 1"]),
         (STATIC | {"master_port": "65536"}, ["master_port must lie in 1 to 65535"]),
@@ -29,7 +39,7 @@ MEETING = {"nnodes": "2", "rdzv_endpoint": "h:1", "rdzv_id": "j"}
         (STATIC | {"master_port": "http"}, ["master_port must be a whole number"]),
         (STATIC | {"master_addr": "a b"}, ["master_addr 'a b'"]),
         (STATIC | MEETING, ["--node_rank and --rdzv_endpoint", "two ways"]),
-        (MEETING | {"rdzv_id": None}, ["--rdzv_id is missing"]),
+        (MEETING | {"rdzv_id": None}, ["--rdzv_id is missing;", "--rdzv_endpoint HOST:PORT under --rdzv_id ID"]),
         (MEETING | {"rdzv_endpoint": None}, ["--rdzv_endpoint is missing"]),
         (MEETING | {"rdzv_endpoint": "host"}, ["'host' is not of the form HOST:PORT"]),
         (MEETING | {"rdzv_endpoint": "fd00::1"}, ["an IPv6 address in brackets"]),
@@ -92,6 +102,28 @@ def test_a_job_on_one_node_has_a_rendezvous_of_its_own() -> None:
                 "--rdzv_endpoint=[fd00::1]:99",
                 "--rdzv_id=job.7",
                 "--rdzv_conf=timeout=60,is_host=1",
+                "--local_addr=10.0.0.1",
+            ],
+        ),
+        (
+            Nodes("3", rdzv_endpoint="10.0.0.9:99", rdzv_id="job.7", rdzv_conf="timeout=60"),
+            [
+                "--nnodes=3",
+                "--rdzv_backend=c10d",
+                "--rdzv_endpoint=10.0.0.9:99",
+                "--rdzv_id=job.7",
+                "--rdzv_conf=timeout=60,is_host=0",
+                "--local_addr=10.0.0.1",
+            ],
+        ),
+        (
+            Nodes("2", rdzv_backend="etcd", rdzv_endpoint="10.0.0.9:99", rdzv_id="job.7", local_addr="10.0.0.2"),
+            [
+                "--nnodes=2",
+                "--rdzv_backend=etcd",
+                "--rdzv_endpoint=10.0.0.9:99",
+                "--rdzv_id=job.7",
+                "--local_addr=10.0.0.2",
             ],
         ),
         (Nodes(rdzv_endpoint="h:0"), ["--nnodes=1", "--rdzv_backend=c10d", "--rdzv_endpoint=h:0", "--rdzv_id=abc"]),
@@ -99,6 +131,51 @@ def test_a_job_on_one_node_has_a_rendezvous_of_its_own() -> None:
 )
 def test_rendezvous_of_nodes(nodes: Nodes, arguments: list[str]) -> None:
     assert list(plan_rendezvous(nodes, "abc").arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given", "is_host"),
+    [
+        ("10.0.0.1", None, "is_host=1"),
+        ("10.0.0.1", "timeout=60", "timeout=60,is_host=1"),
+        ("10.0.0.9", None, "is_host=0"),
+        ("10.0.0.9", "is_host=1", "is_host=1"),
+        ("10.0.0.1", "is_host=0", "is_host=0"),
+    ],
+)
+def test_the_node_whose_address_it_is_keeps_the_rendezvous(endpoint: str, given: str | None, is_host: str) -> None:
+    nodes = Nodes("2", rdzv_endpoint=f"{endpoint}:99", rdzv_id="j", rdzv_conf=given)
+    assert f"--rdzv_conf={is_host}" in plan_rendezvous(nodes, "abc").arguments
+
+
+def test_at_a_loopback_address_several_launchers_of_one_host_settle_it_themselves() -> None:
+    planned = plan_rendezvous(Nodes("2", rdzv_endpoint="[::1]:99", rdzv_id="j"), "abc")
+    assert not any("is_host" in word for word in planned.arguments)
+
+
+def test_without_a_way_to_the_endpoint_torchrun_names_this_node_itself() -> None:
+    planned = plan_rendezvous(Nodes("2", rdzv_endpoint="nowhere:99", rdzv_id="j"), "abc")
+    assert not any("local_addr" in word for word in planned.arguments)
+
+
+@pytest.mark.parametrize("num_nodes", ["1", "2"])
+def test_a_taken_endpoint_of_this_node_is_a_warning_since_it_may_be_this_jobs(num_nodes: str) -> None:
+    with listener("127.0.0.1") as port:
+        common = {"nnodes": num_nodes, "rdzv_endpoint": f"127.0.0.1:{port}", "rdzv_id": "j"}
+        planned = plan_rendezvous(Nodes(**common), "abc")
+        check_port(planned)  # not refused
+        line = concern(planned)
+        assert line is not None and line.startswith(f"port {port} of this node is taken already; unless it is by this")
+        assert concern(plan_rendezvous(Nodes(**common, rdzv_conf="is_host=0"), "abc")) is None
+        assert concern(plan_rendezvous(Nodes(**common | {"rdzv_endpoint": f"127.0.0.9:{port}"}), "abc")) is None
+    assert concern(planned) is None
+
+
+def test_node_0_at_an_address_of_another_node_is_a_warning() -> None:
+    line = concern(plan_rendezvous(Nodes("2", "0", "10.0.0.9", "2345"), "abc"))
+    assert line == "10.0.0.9 is no address of this node, where node 0 listens; the others will not find it there"
+    assert concern(plan_rendezvous(Nodes("2", "1", "10.0.0.9", "2345"), "abc")) is None
+    assert concern(plan_rendezvous(Nodes("2", "0", "10.0.0.1", "2345"), "abc")) is None
 
 
 def test_a_host_that_nobody_knows_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

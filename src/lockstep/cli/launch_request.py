@@ -137,7 +137,23 @@ def _script(words: Words) -> Work:
         words=(f"./{name}" if name.startswith("-") else name, *words.script),
         device=before.last("device") or "auto",
         is_script=True,
+        warnings=_flags_for_the_launcher(words.script),
     )
+
+
+def _flags_for_the_launcher(script: Sequence[str]) -> tuple[str, ...]:
+    """Return a warning of the launcher's flags among a script's words; those after a bare -- are meant for it."""
+    before = script[: script.index("--")] if "--" in script else script
+    found = [word.partition("=")[0] for word in before if flag_name(word) in _OWN_FLAGS]
+    if not found:
+        return ()
+    names = list(dict.fromkeys(found))
+    go = "goes" if len(names) == 1 else "go"
+    line = (
+        f"{', '.join(names)} after the script's path {go} to the script; what is meant for the "
+        "launcher stands before --script"
+    )
+    return (line,)
 
 
 def _check_known(train: Sequence[str]) -> None:

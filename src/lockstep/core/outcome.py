@@ -1,15 +1,18 @@
 """How a rank ended, left in a file for the launcher: torchrun only tells 0 from everything else.
 
-The launcher names a folder in LOCKSTEP_ATTEMPT_DIR. There every rank leaves ``rank_<r>.pid`` when it starts and
-``outcome_<r>.json`` when it ends.
+The launcher names a folder in LOCKSTEP_ATTEMPT_DIR. There every rank leaves ``rank_<r>.pid`` when it starts,
+``rank_<r>.joined`` when it has met the others and ``outcome_<r>.json`` when it ends.
 """
 
+import contextlib
 import json
+import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from lockstep.core.errors import RunError
 from lockstep.core.files import write_atomic
 
 ATTEMPT_DIR = "LOCKSTEP_ATTEMPT_DIR"
@@ -55,6 +58,19 @@ def read_pid(folder: Path, rank: int) -> int | None:
         return int((folder / f"rank_{rank}.pid").read_text())
     except (OSError, ValueError):
         return None
+
+
+def note_joined(rank: int) -> None:
+    """Tell the launcher, if there is one, that a rank has met the others. A full disk keeps it from nothing."""
+    folder = os.environ.get(ATTEMPT_DIR)
+    if folder:
+        with contextlib.suppress(RunError):
+            write_atomic(Path(folder) / f"rank_{rank}.joined", "", durable=False)
+
+
+def has_joined(folder: Path, rank: int) -> bool:
+    """Return whether a rank has met the others."""
+    return (folder / f"rank_{rank}.joined").exists()
 
 
 def write_outcome(folder: Path, outcome: RankOutcome) -> None:

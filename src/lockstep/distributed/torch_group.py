@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.network import address_towards, interface_of
+from lockstep.core.outcome import note_joined
 from lockstep.core.types import Comm
 from lockstep.distributed import torch_debug
 from lockstep.distributed.isolation import placement_problem
@@ -84,6 +85,7 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
         dist.all_reduce(first)
         if int(first) != topology.world_size:
             raise RunError(f"the sum of {topology.world_size} ones over ranks is {float(first)}; the network is broken")
+    note_joined(topology.rank)
     atexit.register(cleanup)
     _end_at_once_on_failure()
     return topology

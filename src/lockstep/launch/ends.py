@@ -16,6 +16,9 @@ from lockstep.launch.plan import STDERR, Plan
 _LATER_S = 5.0
 """A rank that is killed this long after the first failure was killed by torchrun, because it did not stop."""
 _MAX_LINES = 40
+_EARLY = "ended early with exit code 0 while the others went on"
+_LOST = ("lost another rank in the exchange of", "onnection closed by peer", "onnection reset by peer")
+"""What a rank says, in our words or gloo's, when another has gone."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class RankEnd:
     order: int = 0
     """In which torchrun noticed."""
     stderr: Path | None = None
+    ended_at_s: float | None = None
+    """Seconds since 1970; when the agent saw that the process had ended by itself, None if torchrun has ended it."""
 
     @property
     def killed_by(self) -> int:
@@ -67,7 +72,7 @@ class JobEnd:
     """How the ranks of this node and torchrun's agent ended."""
 
     ranks: tuple[RankEnd, ...] = ()
-    """Those that failed or left word."""
+    """Those that failed, left word or were seen to end."""
     agent_code: int = 0
     agent_error: str = ""
     """Of torchrun itself, such as a rendezvous that did not come about."""
@@ -82,9 +87,10 @@ def read_end(attempt_dir: Path, agent_code: int) -> JobEnd:
         report = {}
     outcomes = read_outcomes(attempt_dir, logs.restart)
     failures = {failure["rank"]: (order, failure) for order, failure in enumerate(report.get("failures", []))}
+    exits = {seen["rank"]: seen for seen in report.get("exits", [])}
     ranks = [
-        _rank_end(rank, *failures.get(rank, (len(failures), {})), outcomes.get(rank), logs)
-        for rank in sorted({*failures, *outcomes})
+        _rank_end(rank, *failures.get(rank, (len(failures), {})), outcomes.get(rank), logs, exits.get(rank, {}))
+        for rank in sorted({*failures, *outcomes, *exits})
     ]
     return JobEnd(tuple(ranks), agent_code, report.get("error", ""))
 
@@ -116,6 +122,13 @@ def exit_code(end: JobEnd, is_script: bool) -> int:
     return end.agent_code
 
 
+def ended_early(ranks: Sequence[RankEnd]) -> list[RankEnd]:
+    """Return the ranks that ended well, and by themselves, while or before others failed."""
+    if all(end.exit_code == 0 for end in ranks):
+        return []
+    return [end for end in ranks if end.exit_code == 0 and end.ended_at_s is not None]
+
+
 @dataclass(frozen=True)
 class Report:
     """What the user is told of the end."""
@@ -134,35 +147,70 @@ def report(end: JobEnd, plan: Plan) -> Report:
         if end.agent_code >= 0:
             return Report()
         return Report((f"lockstep: warning: {_of_agent(end)}; the ranks saved and stopped",))
-    if _was_shown(decider, end.ranks, plan):
+    early = ended_early(end.ranks)
+    cause = next((one for one in early if _is_cause(one, end.ranks, plan)), None)
+    if decider.killed_by in (0, signal.SIGABRT) and cause is not None:
+        return _report_of_rank(cause, plan, _EARLY)
+    own = _report_of_decider(decider, end.ranks, plan)
+    # A rank of a training that has said how it ended is through with it.
+    notes = [f"lockstep: warning: {_place(one)} {_EARLY}" for one in early if one.outcome is None]
+    return Report((*own.lines, *notes), own.needs_logs)
+
+
+def _report_of_decider(decider: RankEnd, ranks: Sequence[RankEnd], plan: Plan) -> Report:
+    if _was_shown(decider, ranks, plan):
         return Report()
     message = decider.outcome.message if decider.outcome else ""
     if decider.exit_code == 2 and message:
         return Report((f"lockstep: error: rank {decider.rank}: {message}",))
-    process = "" if decider.pid is None else f", pid {decider.pid}"
-    place = f"rank {decider.rank} (local rank {decider.local_rank} on {socket.gethostname()}{process})"
-    lines = [f"lockstep: error: {place} {_what_happened(decider)}"]
-    if plan.streams_on_screen(decider.local_rank) & STDERR:
+    return _report_of_rank(decider, plan, _what_happened(decider))
+
+
+def _report_of_rank(end: RankEnd, plan: Plan, what: str) -> Report:
+    lines = [f"lockstep: error: {_place(end)} {what}"]
+    if plan.streams_on_screen(end.local_rank) & STDERR:
         return Report(tuple(lines))
-    lines += [f"  {line}" for line in _last_words(decider)]
-    if decider.stderr is None:
+    lines += [f"  {line}" for line in _last_words(end)]
+    if end.stderr is None:
         return Report(tuple(lines))
-    return Report((*lines, f"  its full log: {decider.stderr.parent}"), needs_logs=True)
+    return Report((*lines, f"  its full log: {end.stderr.parent}"), needs_logs=True)
+
+
+def _place(end: RankEnd) -> str:
+    process = "" if end.pid is None else f", pid {end.pid}"
+    return f"rank {end.rank} (local rank {end.local_rank} on {socket.gethostname()}{process})"
+
+
+def _is_cause(early: RankEnd, ranks: Sequence[RankEnd], plan: Plan) -> bool:
+    """Return whether the others failed because a rank had ended well.
+
+    They say so, or it is one of a training that ended without a word. The ranks of a script may be through at any time.
+    """
+    if not plan.work.is_script and early.outcome is None:
+        return True
+    said = [
+        text
+        for end in ranks
+        if end.exit_code != 0
+        for text in ([end.outcome.message] if end.outcome else last_lines(end.stderr, _MAX_LINES))
+    ]
+    return any(words in text for text in said for words in _LOST)
 
 
 def _rank_end(
-    rank: int, order: int, failure: dict[str, Any], outcome: RankOutcome | None, logs: AttemptLogs
+    rank: int, order: int, failure: dict[str, Any], outcome: RankOutcome | None, logs: AttemptLogs, seen: dict[str, Any]
 ) -> RankEnd:
     log = next((log for log in logs.ranks if log.rank == rank), None)
     return RankEnd(
         rank=rank,
-        local_rank=failure.get("local_rank", log.local_rank if log else 0),
+        local_rank=failure.get("local_rank", seen.get("local_rank", log.local_rank if log else 0)),
         process_code=failure.get("exit_code", 0),
         outcome=outcome,
-        pid=failure.get("pid"),
+        pid=failure.get("pid", seen.get("pid")),
         failed_at_s=failure.get("time_s", outcome.time_s if outcome else 0.0),
         order=order,
         stderr=log.stderr if log else None,
+        ended_at_s=seen.get("time_s"),
     )
 
 

@@ -18,7 +18,8 @@ from lockstep.core.process_control import adopt_orphans, catches
 from lockstep.launch.ends import Report, exit_code, read_end, report
 from lockstep.launch.logs import Follower, Say, read_attempt_logs
 from lockstep.launch.plan import Plan
-from lockstep.launch.processes import end_job, reap_orphans, send, workers
+from lockstep.launch.processes import end_job, reap_orphans, remove_leftovers, send, workers
+from lockstep.launch.waiting import Waiting
 
 POLL_S = 0.05
 GRACE_S = 10.0
@@ -38,6 +39,7 @@ def launch(plan: Plan, say: Say) -> int:
         OSError: nor that for the launch.
     """
     adopt_orphans()
+    remove_leftovers(plan.folder.parent)
     plan.folder.mkdir(mode=0o700)
     needs_logs = False
     try:
@@ -86,9 +88,11 @@ class _Launch:
             agent = subprocess.Popen(plan.command, env=environment, start_new_session=True)
             try:
                 self._announce()
+                waiting = Waiting(plan, self._say)
                 while agent.poll() is None and self._forced_code is None:
                     self._follower.follow()
                     self._note_progress()
+                    waiting.look()
                     reap_orphans(agent.pid)
                     while self._signals and self._forced_code is None:
                         self._take(self._signals.popleft(), agent.pid)
@@ -149,6 +153,7 @@ class _Launch:
         ranks = workers(agent_pid, self._plan.job)
         if not ranks:
             self._forced_code = 128 + number
+            self._say("lockstep: stopped before the script began", True)
         for pid in ranks.values():
             send(pid, number, group=True)
 
@@ -157,8 +162,11 @@ class _Launch:
         pid = self._first_worker() or workers(agent_pid, self._plan.job).get(0)
         if pid is not None and catches(pid, signal.SIGUSR1):
             send(pid, signal.SIGINT if number == signal.SIGINT else signal.SIGUSR1)
+            if number == signal.SIGINT:
+                self._say("lockstep: stopping after this iteration; Ctrl-C again ends it now", True)
         elif pid is None or pid != self._trained:  # else it is through, and on its way out
             self._forced_code = EXIT_CODES["interrupted" if number == signal.SIGINT else "preempted"]
+            self._say("lockstep: stopped before training began; nothing was saved", True)
 
     def _end_all(self, agent: subprocess.Popen[bytes]) -> list[int]:
         """End every process of the job; return those that can't be ended."""

@@ -22,6 +22,10 @@ AGENT = "lockstep.distributed.torch_agent"
 JOB = "LOCKSTEP_JOB"
 """Every process of a job has this variable, so that none of them is overlooked at its end."""
 
+FOLDER_PREFIX = "lockstep-"
+"""Before the job's id in the name of the folder of a launch."""
+ATTEMPT = "attempt"
+
 STDOUT, STDERR = 1, 2
 """Streams as torchrun numbers them; their sum is both."""
 
@@ -56,6 +60,8 @@ class Work:
     is_script: bool = False
     envs_by_rank: tuple[int, ...] | None = None
     """Of the whole job; None if it is the script's own affair."""
+    warnings: tuple[str, ...] = ()
+    """What may not be meant."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class Plan:
     @property
     def attempt_dir(self) -> Path:
         """Where ranks and agent leave how they ended."""
-        return self.folder / "attempt"
+        return self.folder / ATTEMPT
 
     def first_rank(self) -> int | None:
         """Return the global rank of local rank 0, None if it is known only when the nodes have met."""
@@ -167,9 +173,9 @@ def make_plan(
     places = place_ranks(options.num_gpus, work.device, rendezvous.num_nodes > 1, environment, gpus)
     teed = _teed(options, len(places))
     check_port(rendezvous)
-    folder = Path(tempfile.gettempdir()) / f"lockstep-{job}"
+    folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{job}"
     log_dir = folder / "logs" if options.log_dir is None else _checked_log_dir(options.log_dir)
-    added = _added(options, work, places, environment, job, folder / "attempt")
+    added = _added(options, work, places, environment, job, folder / ATTEMPT)
     redirected = [streams if rank == 0 else STDOUT | STDERR for rank, streams in enumerate(teed)]
     command = (
         sys.executable,
@@ -195,7 +201,7 @@ def make_plan(
         command=command,
         added=added,
         removed=tuple(sorted(name for name in environment if _OF_ANOTHER_JOB.fullmatch(name))),
-        warnings=_warnings(rendezvous, places),
+        warnings=(*work.warnings, *_warnings(rendezvous, places)),
     )
 
 
@@ -258,7 +264,7 @@ def _escaped(words: Sequence[str]) -> list[str]:
 
 
 def _warnings(rendezvous: Rendezvous, places: Sequence[RankPlace]) -> tuple[str, ...]:
-    found = [concern(rendezvous)] if rendezvous.num_nodes > 1 else []
+    found = [concern(rendezvous)] if rendezvous.endpoint is not None else []
     cores = allowed_cores()
     if places[0].entry is None and len(places) > cores:
         have = f"{cores} core{'s' if cores > 1 else ''}"

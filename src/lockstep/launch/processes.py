@@ -2,18 +2,23 @@
 
 import contextlib
 import os
+import re
+import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from lockstep.core.process_control import environment_of
-from lockstep.launch.plan import JOB
+from lockstep.launch.plan import ATTEMPT, FOLDER_PREFIX, JOB
 
 _POLL_S = 0.1
 _KILL_WAIT_S = 5.0
 _MAX_ROUNDS = 5
+_OLD_S = 24 * 3600.0
+_FOLDER = re.compile(re.escape(FOLDER_PREFIX) + "([0-9a-f]{32})")
 
 
 def of_job(job: str) -> list[psutil.Process]:
@@ -46,6 +51,36 @@ def end_job(job: str, is_late: Callable[[], bool]) -> list[int]:
         _signal(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=_KILL_WAIT_S)
     return [process.pid for process in of_job(job)]
+
+
+def remove_leftovers(where: Path) -> None:
+    """Remove what this user's launchers left in a folder when they were killed.
+
+    That is what is a day old and of whose job no process is left. Logs that the user was sent to stay: their launch
+    has taken its attempt folder away.
+    """
+    old: dict[str, Path] = {}
+    with contextlib.suppress(OSError):
+        for path in where.glob(f"{FOLDER_PREFIX}*"):
+            match = _FOLDER.fullmatch(path.name)
+            if match and not path.is_symlink() and _is_old(path):
+                old[match[1]] = path
+    if not old:
+        return
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    alive = {environment_of(pid).get(JOB) for pid in pids}
+    for job, path in old.items():
+        if job not in alive:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_old(path: Path) -> bool:
+    """Return whether a folder is this user's and nothing was put into it, or its attempt, for a day."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        touched_s = max(status.st_mtime, (path / ATTEMPT).stat().st_mtime)
+        return status.st_uid == os.getuid() and time.time() - touched_s > _OLD_S
+    return False
 
 
 def reap_orphans(agent_pid: int) -> None:

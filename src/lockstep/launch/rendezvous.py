@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from lockstep.core.errors import UsageError, nearest
-from lockstep.core.network import address_towards, is_own
+from lockstep.core.network import address_towards, is_loopback, is_own
 
 _STATIC = ("node_rank", "master_addr", "master_port")
 _MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf")
@@ -47,6 +47,10 @@ class Rendezvous:
     """The same as one would type it for torchrun by hand."""
     listens_on: int | None = None
     """The port on which this node will listen, if it is known beforehand."""
+    may_listen_on: int | None = None
+    """The port on which this node will listen unless another node of the job on this host does so already."""
+    endpoint: str | None = None
+    """As HOST:PORT; None on one node that chooses it at the start."""
 
 
 def plan_rendezvous(nodes: Nodes, job: str) -> Rendezvous:
@@ -96,6 +100,20 @@ def check_port(rendezvous: Rendezvous) -> None:
     port = rendezvous.listens_on
     if port is None:
         return
+    reason = _why_not_free(port)
+    if reason == errno.EADDRINUSE:
+        raise UsageError(
+            f"port {port} of this node is taken, perhaps by another job; choose another --master_port, the same on "
+            "every node"
+        )
+    if reason == errno.EACCES:
+        raise UsageError(
+            f"port {port} is not for ordinary users; choose a --master_port above 1023, the same on every node"
+        )
+
+
+def _why_not_free(port: int) -> int | None:
+    """Return the error that listening on a port of this host gives: EADDRINUSE, EACCES or None."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -104,16 +122,10 @@ def check_port(rendezvous: Rendezvous) -> None:
                 listener.bind((address, port))
                 listener.listen()
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise UsageError(
-                    f"port {port} of this node is taken, perhaps by another job; choose another --master_port, the "
-                    "same on every node"
-                ) from None
-            if error.errno == errno.EACCES:
-                raise UsageError(
-                    f"port {port} is not for ordinary users; choose a --master_port above 1023, the same on every node"
-                ) from None
-            # A family that this host does not have.
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return error.errno
+            # Else a family that this host does not have.
+    return None
 
 
 def concern(rendezvous: Rendezvous) -> str | None:
@@ -125,6 +137,17 @@ def concern(rendezvous: Rendezvous) -> str | None:
         return f"host {rendezvous.host} is not known here so far ({reason}); is it spelled right?"
     if rendezvous.listens_on is not None and rendezvous.num_nodes > 1 and not is_own(rendezvous.host.strip("[]")):
         return f"{rendezvous.host} is no address of this node, where node 0 listens; the others will not find it there"
+    port = rendezvous.may_listen_on
+    obstacle = None if port is None else _why_not_free(port)
+    if obstacle == errno.EADDRINUSE:
+        return (
+            f"port {port} of this node is taken already; unless it is by this job's launcher for another node, choose "
+            "another port for --rdzv_endpoint, the same on every node"
+        )
+    if obstacle == errno.EACCES:
+        return (
+            f"port {port} is not for ordinary users; choose one above 1023 for --rdzv_endpoint, the same on every node"
+        )
     return None
 
 
@@ -158,6 +181,7 @@ def _static(nodes: Nodes, num_nodes: int) -> Rendezvous:
         arguments=arguments,
         plain_arguments=arguments,
         listens_on=port if node_rank == 0 else None,
+        endpoint=f"{address}:{port}",
     )
 
 
@@ -187,13 +211,18 @@ def _meeting(nodes: Nodes, num_nodes: int, job: str) -> Rendezvous:
         *_rdzv_conf(nodes, num_nodes, backend, endpoint),
         *_local_addr(nodes, endpoint if num_nodes > 1 else None),
     )
+    host, _, port = endpoint.rpartition(":")
+    is_known = port != "0"
+    listens = is_known and backend == "c10d" and "is_host=0" not in (nodes.rdzv_conf or "") and is_own(host.strip("[]"))
     return Rendezvous(
         num_nodes=num_nodes,
         node_rank=0 if num_nodes == 1 else None,
-        host=endpoint.rpartition(":")[0],
+        host=host,
         description=f"at {endpoint} ({backend}), id {nodes.rdzv_id or job}",
         arguments=arguments,
         plain_arguments=arguments,
+        may_listen_on=int(port) if listens else None,
+        endpoint=endpoint if is_known else None,
     )
 
 
@@ -254,6 +283,11 @@ def _local_addr(nodes: Nodes, endpoint: str | None = None) -> tuple[str, ...]:
 def _rdzv_conf(nodes: Nodes, num_nodes: int, backend: str, endpoint: str) -> tuple[str, ...]:
     """Return the settings of the rendezvous; one node must keep it, which torchrun tells by the host's name alone."""
     settings = [] if nodes.rdzv_conf is None else [nodes.rdzv_conf]
+    host = endpoint.rpartition(":")[0].strip("[]")
+    # Of launchers on one host only the first can keep it; at a loopback address torchrun finds that out by itself.
     if num_nodes > 1 and backend == "c10d" and not any("is_host=" in each for each in settings):
-        settings.append(f"is_host={int(is_own(endpoint.rpartition(':')[0].strip('[]')))}")
+        if not is_own(host):
+            settings.append("is_host=0")
+        elif not is_loopback(host):
+            settings.append("is_host=1")
     return (f"--rdzv_conf={','.join(settings)}",) if settings else ()

@@ -1,0 +1,56 @@
+"""What a killed launcher left is removed by a later one, and nothing else."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lockstep.launch.plan import JOB
+from lockstep.launch.processes import remove_leftovers
+
+DAY_S = 24 * 3600
+
+
+def leftover(name: str, age_s: float, *inside: str) -> Path:
+    folder = Path(name)
+    for path in inside:
+        (folder / path).mkdir(parents=True)
+    when_s = time.time() - age_s
+    for each in (*folder.rglob("*"), folder):
+        os.utime(each, (when_s, when_s))
+    return folder
+
+
+def test_only_old_folders_of_jobs_that_are_gone_are_removed() -> None:
+    job = {letter: letter * 32 for letter in "abcde"}
+    gone = leftover(f"lockstep-{job['a']}", DAY_S + 60, "attempt", "logs")
+    kept = [
+        leftover(f"lockstep-{job['b']}", DAY_S - 60, "attempt"),  # perhaps its launcher is just starting
+        leftover(f"lockstep-{job['c']}", DAY_S + 60, "logs"),  # the user was sent to these
+        leftover(f"lockstep-{job['d']}", DAY_S + 60, "attempt"),  # still runs
+        leftover("lockstep-kernels-1000", DAY_S + 60, "attempt"),
+        leftover(f"other-{job['e']}", DAY_S + 60, "attempt"),
+    ]
+    Path(f"lockstep-{job['e']}").symlink_to(kept[-1])
+    running = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        env={JOB: job["d"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    running.stdout.readline()
+    try:
+        remove_leftovers(Path())
+        assert not gone.exists()
+        assert all(folder.is_dir() for folder in kept)
+        assert Path(f"lockstep-{job['e']}").is_symlink()
+    finally:
+        running.communicate()
+    remove_leftovers(Path())
+    assert [folder.exists() for folder in kept] == [True, True, False, True, True]
+
+
+def test_a_place_that_is_not_there_has_no_leftovers() -> None:
+    remove_leftovers(Path("nowhere"))
