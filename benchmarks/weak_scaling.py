@@ -69,7 +69,7 @@ def serve(connection: Connection, core: int, rank: int, world_size: int, port: i
 
     from lockstep.distributed.torch_group import join
     from lockstep.learn.torch.training import Training
-    from lockstep.session.make_env import build_env
+    from lockstep.session.make_env import build_share
     from lockstep.session.process import keep_large_buffers
 
     torch.set_num_threads(1)
@@ -77,7 +77,7 @@ def serve(connection: Connection, core: int, rank: int, world_size: int, port: i
     comm = join(torch.device("cpu"))
     config = merge(load(TASKS.get(settings["task"]).recipe)(), settings)
     shares = config.envs_by_rank(world_size)
-    env = build_env(config, num_envs=shares[rank], first_env_id=sum(shares[:rank]))
+    env = build_share(config, shares, rank)
     training = Training(config, env, comm)
     while True:
         try:

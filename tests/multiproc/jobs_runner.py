@@ -10,7 +10,7 @@ from lockstep.core.errors import LockstepError
 from lockstep.core.interrupts import StopReason
 from lockstep.core.types import Comm
 from lockstep.learn.torch import checkpoint
-from lockstep.session.make_env import build_env
+from lockstep.session.make_env import build_share
 from lockstep.session.runner import check_runner, load_runner
 from lockstep.session.user_runner import UserRunner
 from tests.unit.learner_fixtures import small_config
@@ -56,7 +56,7 @@ def run(
     check_runner(config, comm.world_size)
     torch.set_default_dtype(torch.float64)
     shares = config.envs_by_rank(comm.world_size)
-    env = build_env(config, num_envs=shares[comm.rank], first_env_id=sum(shares[: comm.rank]))
+    env = build_share(config, shares, comm.rank)
     notes = Notes(stop_in)
     try:
         user_runner = UserRunner(load_runner(config.runner), config, env, comm)

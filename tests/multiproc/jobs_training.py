@@ -18,7 +18,7 @@ from lockstep.learn.torch import loop
 from lockstep.learn.torch.evaluation import evaluate, summarise
 from lockstep.learn.torch.training import Training
 from lockstep.recipes.catalog import TASKS
-from lockstep.session.make_env import build_env
+from lockstep.session.make_env import build_share
 
 Result = dict[str, Any]
 
@@ -34,7 +34,7 @@ def config_of(settings: dict[str, Any], task: str = "cartpole_swingup") -> Train
 def training_on(comm: Comm, config: TrainConfig) -> Training:
     """Return this rank's part of a training."""
     shares = config.envs_by_rank(comm.world_size)
-    env = build_env(config, num_envs=shares[comm.rank], first_env_id=sum(shares[: comm.rank]))
+    env = build_share(config, shares, comm.rank)
     return Training(config, env, comm)
 
 
@@ -143,7 +143,7 @@ def evaluation(comm: Comm, num_episodes: int) -> dict[str, Any]:
     config = config_of({"num_envs": 8})
     training = training_on(comm, config)
     shares = split_evenly(num_episodes, comm.world_size)
-    env = build_env(config, num_envs=shares[comm.rank], first_env_id=sum(shares[: comm.rank]), streams="evaluation")
+    env = build_share(config, shares, comm.rank, "evaluation")
     summary = summarise(evaluate(training.policy, env), comm)
     num_steps = env.num_steps * env.num_envs
     env.close()

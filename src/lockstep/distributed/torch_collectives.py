@@ -1,16 +1,15 @@
 """The few operations on a process group that everything between ranks is made of: counted, timed and tagged."""
 
-import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from lockstep.core.errors import RunError
+from lockstep.distributed.wording import torch_errors_in_words
 
 
 class Work(Protocol):
@@ -85,21 +84,9 @@ class Collectives:
         return tensor if tensor.device.type == self.device.type else tensor.to(self.device)
 
 
-@contextlib.contextmanager
-def _lost_ranks_in_words(tag: str) -> Iterator[None]:
-    """Turn what gloo says over many lines into one.
-
-    Raises:
-        RunError: instead of torch's own errors.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise RunError(
-            f"lost another rank in the exchange of {tag} ({reason}); it has ended or can't be reached: see what it "
-            "says, and its log in ranks/"
-        ) from error
+def _lost_ranks_in_words(tag: str) -> AbstractContextManager[None]:
+    what = f"lost another rank in the exchange of {tag}"
+    return torch_errors_in_words(what, "it has ended or can't be reached: see what it says, and its log in ranks/")
 
 
 # Gloo's thread lets go of an operation a moment after it is over. If it were the last to do so it would free Python

@@ -25,7 +25,7 @@ from lockstep.distributed.topology import Topology, from_environment
 from lockstep.distributed.torch_collectives import Collectives
 from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.distributed.torch_debug import CheckedCollectives
-from lockstep.distributed.wording import name_ranks
+from lockstep.distributed.wording import name_ranks, torch_errors_in_words
 
 JOIN_TIMEOUT_S = 120.0
 """How long ranks wait for one another at the start; LOCKSTEP_JOIN_TIMEOUT_S changes it."""
@@ -33,6 +33,7 @@ TIMEOUT_S = 600.0
 """How long an exchange may take; LOCKSTEP_TIMEOUT_S changes it."""
 LEAVE_TIMEOUT_S = 10.0
 _PREFIX = "lockstep"
+_NAME_THE_NETWORK = "GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (nccl) names the network between the hosts"
 _ARRIVED, _MET = f"{_PREFIX}/arrived/{{}}", f"{_PREFIX}/met/{{}}"
 
 _collectives: Collectives | CheckedCollectives | None = None
@@ -72,7 +73,7 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
         _keep_lock_holders_running()
         _choose_interface(topology)
     store = _meet(topology)
-    with _deadline(topology, store), _unreachable_in_words():
+    with _deadline(topology, store), torch_errors_in_words("the ranks can't reach one another", _NAME_THE_NETWORK):
         dist.init_process_group(
             backend,
             store=PrefixStore(f"{_PREFIX}/group", store),
@@ -124,18 +125,6 @@ def _choose_interface(topology: Topology) -> None:
     interface = None if address is None else interface_of(address)
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-
-
-@contextlib.contextmanager
-def _unreachable_in_words() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise RunError(
-            f"the ranks can't reach one another ({reason}); GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (nccl) "
-            "names the network between the hosts"
-        ) from error
 
 
 def _keep_lock_holders_running() -> None:
@@ -286,8 +275,8 @@ def _deadline(topology: Topology, store: Store) -> Iterator[None]:
         silent = _without(store, _MET, range(topology.world_size))
         print(  # noqa: T201
             f"lockstep: error: the first exchange did not end within {timeout_s:.0f} s: {name_ranks(silent)} of "
-            f"{topology.world_size} did not answer; is there a firewall between the hosts? GLOO_SOCKET_IFNAME (gloo) "
-            "or NCCL_SOCKET_IFNAME (nccl) chooses the interface",
+            f"{topology.world_size} did not answer; is there a firewall between the hosts? "
+            f"{_NAME_THE_NETWORK}",
             file=sys.stderr,
             flush=True,
         )

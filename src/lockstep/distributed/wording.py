@@ -1,6 +1,23 @@
-"""How messages name ranks."""
+"""How messages name ranks, and say in one line what torch says in many."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from lockstep.core.errors import RunError
+
+
+@contextlib.contextmanager
+def torch_errors_in_words(what: str, mend: str) -> Iterator[None]:
+    """Turn an error of torch's backends into ``what (its first line); mend``.
+
+    Raises:
+        RunError: instead of ``RuntimeError``.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise RunError(f"{what} ({reason}); {mend}") from error
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

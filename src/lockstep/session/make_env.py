@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core.errors import UsageError
@@ -43,8 +44,12 @@ def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: s
     agent = {"num_mini_batches": 1}
     config = make_config(task, seed=seed, device=device, env=env, agent=agent, **count)
     topology = from_environment()
-    shares = config.envs_by_rank(topology.world_size)
-    return build_env(config, num_envs=shares[topology.rank], first_env_id=sum(shares[: topology.rank]))
+    return build_share(config, config.envs_by_rank(topology.world_size), topology.rank)
+
+
+def build_share(config: TrainConfig, shares: Sequence[int], rank: int, streams: str = "train") -> TorchEnv:
+    """Return the envs of one rank: ``shares`` says how many each has, and global ids follow the order of ranks."""
+    return build_env(config, num_envs=shares[rank], first_env_id=sum(shares[:rank]), streams=streams)
 
 
 def build_env(

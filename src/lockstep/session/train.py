@@ -18,7 +18,7 @@ from lockstep.distributed.topology import from_environment, require_launcher
 from lockstep.learn.config import split_evenly
 from lockstep.recipes.catalog import check_distributed, check_offered
 from lockstep.session.loading import go_on, load_weights
-from lockstep.session.make_env import build_env, resolve_device
+from lockstep.session.make_env import build_share, resolve_device
 from lockstep.session.observer import RunObserver
 from lockstep.session.process import memory_errors_in_words, prepare, seed_generators
 from lockstep.session.runner import SessionRunner, check_learner, check_runner, make_runner
@@ -132,14 +132,11 @@ def _join(config: TrainConfig, resources: ExitStack) -> tuple[Comm, list[dict[st
 def _build_envs(config: TrainConfig, comm: Comm, resources: ExitStack) -> tuple[TorchEnv, TorchEnv | None]:
     """Return this rank's share of the envs, and of those that evaluations run in."""
     shares = config.envs_by_rank(comm.world_size)
-    first = sum(shares[: comm.rank])
-    env = resources.enter_context(closing(build_env(config, num_envs=shares[comm.rank], first_env_id=first)))
+    env = resources.enter_context(closing(build_share(config, shares, comm.rank)))
     if not config.evaluation.interval:
         return env, None
     shares = split_evenly(config.evaluation.num_episodes, comm.world_size)
-    first = sum(shares[: comm.rank])
-    episodes = build_env(config, num_envs=shares[comm.rank], first_env_id=first, streams="evaluation")
-    return env, resources.enter_context(closing(episodes))
+    return env, resources.enter_context(closing(build_share(config, shares, comm.rank, "evaluation")))
 
 
 def _take_up(
