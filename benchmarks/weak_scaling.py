@@ -1,13 +1,14 @@
 """Weak scaling on the cores of one machine: ranks that train one policy together against as many that train alone.
 
-    .venv/bin/python benchmarks/weak_scaling.py [--num_ranks 2] [--rounds 9] [--save]
+    .venv/bin/python benchmarks/weak_scaling.py [--num_ranks 2] [--starts 5] [--rounds 5] [--save]
 
-Every process is pinned to a core of its own with one thread, and works only while it is asked. In each round the ranks
-of one job run some iterations; then as many independent jobs of one rank run the same, on the same cores at the same
-time; then one of those alone, the other cores idle. Who begins alternates. Efficiency is the job's env steps per second
-over the sum of those of the independent jobs, round by round: what the cores give when all are busy, with and without
-exchanges. The raw figure beside it is the job's rate over ``num_ranks`` times that of one rank with the machine to
-itself, which also counts what busy cores take from each other.
+Every start makes all processes anew, since a process keeps the places in memory that it happened to get. Every process
+is pinned to a core of its own with one thread, and works only while it is asked. In each round the ranks of one job run
+some iterations; then as many independent jobs of one rank run the same, on the same cores at the same time; then one of
+those alone, the other cores idle. Who begins alternates. Efficiency is the job's env steps per second over the sum of
+those of the independent jobs, round by round: what the cores give when all are busy, with and without exchanges. The
+raw figure beside it is the job's rate over ``num_ranks`` times that of one rank with the machine to itself, which also
+counts what busy cores take from each other.
 """
 
 import argparse
@@ -147,7 +148,9 @@ def main() -> None:
     arguments = parse()
     settings: dict[str, Any] = {"task": arguments.task, "device": "cpu", "num_envs": arguments.num_envs}
     load_before = os.getloadavg()[0]
-    rounds = measure(arguments, settings)
+    starts = [measure(arguments, settings) for _ in range(arguments.starts)]
+    rounds = [each for start in starts for each in start]
+    by_start = ", ".join(f"{statistics.median(each['efficiency'] for each in start):.3f}" for start in starts)
     machine = describe()
     git = machine["git"]["lockstep"] or {"commit": "unknown", "dirty": False}
     facts = {
@@ -158,11 +161,13 @@ def main() -> None:
         "CPU": f"{machine['hardware']['cpu']}, {arguments.num_ranks} of {machine['hardware']['num_cores']} cores",
         "load of the host": f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after",
         "workload": f"{arguments.task}, {arguments.num_envs} envs per rank, otherwise its recipe, gloo",
-        "rounds": f"{arguments.rounds} of {arguments.iterations} iterations, {arguments.warm_up} before that",
+        "rounds": f"{arguments.starts} starts of {arguments.rounds} rounds of {arguments.iterations} iterations, "
+        f"{arguments.warm_up} iterations before that",
         f"{arguments.num_ranks} ranks together, env steps/s": spread(rounds, "together", ",.0f"),
         f"{arguments.num_ranks} independent jobs, env steps/s in all": spread(rounds, "apart", ",.0f"),
         "one job, other cores idle, env steps/s": spread(rounds, "alone", ",.0f"),
         "efficiency (together / independent)": spread(rounds, "efficiency", ".3f"),
+        "its median in each start": by_start,
         f"raw (together / {arguments.num_ranks} x one job with the machine to itself)": spread(rounds, "raw", ".3f"),
         "share of the time in exchanges, waiting included": spread(rounds, "wait", ".1%"),
     }
@@ -181,7 +186,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--task", default="cartpole_classic")
     parser.add_argument("--num_envs", type=int, default=4096, help="per rank")
     parser.add_argument("--num_ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--starts", type=int, default=5, help="of all processes")
+    parser.add_argument("--rounds", type=int, default=5, help="per start")
     parser.add_argument("--iterations", type=int, default=5, help="per round")
     parser.add_argument("--warm_up", type=int, default=4, help="iterations that are not counted")
     parser.add_argument("--save", action="store_true", help="write benchmarks/scaling/weak_<date>.json and .md")

@@ -25,6 +25,7 @@ from lockstep.distributed.topology import Topology, from_environment
 from lockstep.distributed.torch_collectives import Collectives
 from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.distributed.torch_debug import CheckedCollectives
+from lockstep.distributed.torch_direct import MAX_RANKS, DirectExchange, connect
 from lockstep.distributed.wording import name_ranks, torch_errors_in_words
 
 JOIN_TIMEOUT_S = 120.0
@@ -38,6 +39,7 @@ _ARRIVED, _MET = f"{_PREFIX}/arrived/{{}}", f"{_PREFIX}/met/{{}}"
 
 _collectives: Collectives | CheckedCollectives | None = None
 _current: GroupComm | None = None
+_direct: DirectExchange | None = None
 _num_checked = 0
 
 
@@ -86,10 +88,27 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
         dist.all_reduce(first)
         if int(first) != topology.world_size:
             raise RunError(f"the sum of {topology.world_size} ones over ranks is {float(first)}; the network is broken")
+        _connect_neighbours(topology, store)
     note_joined(topology.rank)
     atexit.register(cleanup)
     _end_at_once_on_failure()
     return topology
+
+
+def _connect_neighbours(topology: Topology, store: Store) -> None:
+    """Connect ranks on CPUs that share a host directly; where one of them can't, gloo does everything."""
+    global _direct
+    is_one_host = topology.local_world_size == topology.world_size <= MAX_RANKS
+    if dist.get_backend() != "gloo" or not is_one_host:
+        return
+    timeouts_s = _seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S), _seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
+    direct = connect(topology.rank, topology.world_size, PrefixStore(f"{_PREFIX}/direct", store), *timeouts_s)
+    num_connected = torch.tensor([direct is not None], dtype=torch.int32)
+    dist.all_reduce(num_connected)
+    if int(num_connected) == topology.world_size:
+        _direct = direct
+    elif direct is not None:
+        direct.close()
 
 
 def is_joined() -> bool:
@@ -179,7 +198,7 @@ def collectives() -> Collectives | CheckedCollectives:
     """Return the operations of the joined group: one object for all, which counts, and checks, them in one sequence."""
     global _collectives, _num_checked
     if _collectives is None:
-        _collectives = Collectives(device_of_group())
+        _collectives = Collectives(device_of_group(), _direct)
         if torch_debug.is_wanted():
             _num_checked += 1
             store = PrefixStore(f"{_PREFIX}/debug/{_num_checked}", store_of_group())
@@ -189,10 +208,12 @@ def collectives() -> Collectives | CheckedCollectives:
 
 def cleanup() -> None:
     """Leave the process group, if there is one."""
-    global _collectives, _current
+    global _collectives, _current, _direct
     if isinstance(_collectives, CheckedCollectives):
         _collectives.close()
-    _collectives = _current = None
+    if _direct is not None:
+        _direct.close()
+    _collectives = _current = _direct = None
     if dist.is_initialized():
         # Ranks that are inside an exchange may keep nccl from ending. Then the process has better things to do.
         leaving = threading.Thread(target=dist.destroy_process_group, name="lockstep-leave", daemon=True)
