@@ -20,6 +20,8 @@ from tests.unit.runner_fixtures import HERE
 class Notes:
     """An observer that keeps what it is told, and asks for a stop in iteration ``stop_in``."""
 
+    save_due = False
+
     def __init__(self, stop_in: int | None = None) -> None:
         self.metrics: list[dict[str, Any]] = []
         self.saved: dict[str, Any] = {}

@@ -101,6 +101,7 @@ class Silent:
     """An observer of nothing."""
 
     stop_requested = None
+    save_due = False
 
     def record(self, metrics: Any) -> None: ...
 

@@ -177,7 +177,7 @@ except LookupError:
     code, output, errors = script_on_two_ranks(script).end()
     lines = errors.splitlines()
     assert (code, output) == (7, "")
-    assert lines[0].startswith(f"lockstep: error: rank 1 (local rank 1 on {socket.gethostname()}, pid ")
+    assert lines[0].startswith(f"lockstep: error: rank 1 (local rank 1 on {socket.gethostname()}, cpu, pid ")
     assert lines[0].endswith(") ended with exit code 7")
     assert "  LookupError: not there" in lines
     log = Path(lines[-1].removeprefix("  its full log: "), "stderr.log")

@@ -1,73 +1,23 @@
 """Two hosts: network namespaces joined by a cable, two ranks in each, one training."""
 
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.multiproc.two_hosts import NEEDED, PORT, Host, joined_hosts, run_all
+
 TIMEOUT_S = 120
-PORT = 29411  # in a namespace of its own any port is free
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's"),
-    pytest.mark.skipif(shutil.which("ip") is None, reason="the command ip is missing (package iproute2)"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="making network namespaces takes root"),
-]
-
-
-@dataclass(frozen=True)
-class Host:
-    """A network namespace."""
-
-    name: str
-    interface: str
-    address: str
-
-    def start(self, *command: str, folder: Path) -> "subprocess.Popen[str]":
-        """Run a command on this host; its session is its own, so that it can be ended with all it has started."""
-        folder.mkdir(exist_ok=True)
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.name, *command],
-            cwd=folder,
-            env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+pytestmark = NEEDED
 
 
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
-    number = os.getpid() % 250
-    made = [Host(f"ls{number}h{side}", f"ls{number}v{side}", f"10.77.{number}.{side + 1}") for side in range(2)]
-    try:
-        for host in made:
-            try:
-                ip("netns", "add", host.name)
-            except subprocess.CalledProcessError as error:
-                pytest.skip(f"this machine lets nobody make network namespaces: {error.stderr.strip()}")
-        ip("link", "add", made[0].interface, "type", "veth", "peer", "name", made[1].interface)
-        for host in made:
-            ip("link", "set", host.interface, "netns", host.name)
-            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.interface)
-            ip("-n", host.name, "link", "set", host.interface, "up")
-            ip("-n", host.name, "link", "set", "lo", "up")
+    with joined_hosts() as made:
         yield made
-    finally:
-        for host in made:
-            subprocess.run(["ip", "netns", "delete", host.name], capture_output=True)
 
 
 def train_on(hosts: list[Host], folder: Path, *flags_of: list[str]) -> tuple[list[str], Path]:
@@ -79,12 +29,7 @@ def train_on(hosts: list[Host], folder: Path, *flags_of: list[str]) -> tuple[lis
         host.start(lockstep, "train_multigpu", *task, *flags, folder=folder / host.name)
         for host, flags in zip(hosts, flags_of, strict=True)
     ]
-    try:
-        said = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    said = run_all(processes, TIMEOUT_S)
     assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
     (run,) = (folder / "logs" / "cartpole_classic").iterdir()
     return said, run

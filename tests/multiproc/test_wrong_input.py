@@ -2,15 +2,13 @@
 
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from lockstep.cli.main import main
-from tests.multiproc.commands import SMALL, lockstep, train_small
+from tests.multiproc.commands import SMALL, train_small
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -190,46 +188,3 @@ def test_under_several_ranks_training_is_refused(
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert "WORLD_SIZE" in refused(capsys, "train", "cartpole_classic", *SMALL)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 400 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("this system does not let root mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_disk_that_fills_up_ends_the_training_in_one_line_and_keeps_what_was_whole(small_disk: Path) -> None:
-    options = (*SMALL, "--checkpoints.interval", "1", "--checkpoints.keep", "100", "--max_iterations", "100000")
-    finished = lockstep("train", "cartpole_classic", *options, "--log_root", str(small_disk))
-    assert finished.returncode == 1
-    (line,) = [line for line in finished.stderr.splitlines() if line]
-    assert line.startswith("lockstep: error: can't write")
-    assert "no space left" in line.lower()
-    (run,) = [path for path in (small_disk / "cartpole_classic").iterdir() if not path.name.startswith(".")]
-    assert not list(run.rglob(".tmp-*"))
-    saved = torch.load(run / "checkpoints" / "latest", weights_only=True)
-    for path in sorted((run / "checkpoints").glob("model_?.pt"))[:3]:
-        path.unlink()  # some space is free again
-    resumed = lockstep("train", "--resume", str(run), "--max_iterations", str(saved["iteration"] + 1))
-    assert resumed.returncode == 0, resumed.stderr
-
-
-def test_a_full_disk_at_the_start_is_refused_before_training(small_disk: Path) -> None:
-    with (small_disk / "filler").open("wb", buffering=0) as filler:
-        while True:
-            try:
-                filler.write(bytes(4096))
-            except OSError:
-                break
-    finished = lockstep("train", "cartpole_classic", *SMALL, "--log_root", str(small_disk))
-    assert finished.returncode == 2
-    assert finished.stderr.count("\n") == 1
-    assert [path.name for path in small_disk.iterdir()] == ["filler"]

@@ -46,7 +46,7 @@ def _fake_events(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_time_in_operations_is_taken_once() -> None:
     wait = _WaitOnDevice()
     for _ in range(3):
-        wait.wait_for(FakeWork())
+        wait.wait_for(FakeWork(), "gradients")
     assert FakeEvent.num_waited == 0
     assert wait.take_s() == 3e-3
     assert FakeEvent.num_waited == 1
@@ -57,6 +57,6 @@ def test_a_script_that_never_asks_does_not_fill_the_memory(monkeypatch: pytest.M
     monkeypatch.setattr(torch_collectives, "_MAX_PAIRS", 5)
     wait = _WaitOnDevice()
     for _ in range(1000):
-        wait.wait_for(FakeWork())
+        wait.wait_for(FakeWork(), "gradients")
     assert len(wait._pairs) == 5
     assert wait.take_s() == 5e-3

@@ -189,6 +189,8 @@ def test_one_bad_rank_stops_all_of_them(place: str, normalize: bool) -> None:
 class Recorder:
     """An observer that keeps everything."""
 
+    save_due = False
+
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.stop_requested: Literal["interrupted", "preempted"] | None = None

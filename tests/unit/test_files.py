@@ -122,6 +122,14 @@ def test_a_link_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "latest").readlink() == Path("two")
 
 
+def test_where_there_is_no_room_for_a_link_there_is_none(small_disk: Path) -> None:
+    link = small_disk / "latest"
+    replace_link(link, "one")
+    (small_disk / "ballast").write_bytes(bytes(64 * 1024))
+    replace_link(link, "t" * 1000)  # a long one takes a block
+    assert not link.is_symlink()
+
+
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:  # the child dies in the middle of writing, without any clean-up
@@ -145,7 +153,7 @@ def test_records_are_appended(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_record_that_does_not_fit_leaves_nothing_and_is_reported_once(tmp_path: Path, file_size_limit: int) -> None:
+def test_a_record_that_does_not_fit_leaves_nothing_of_itself(tmp_path: Path, file_size_limit: int) -> None:
     path = tmp_path / "a.log"
     file = AppendOnlyFile(path)
     record = b"x" * 2999 + b"\n"
@@ -153,6 +161,60 @@ def test_a_record_that_does_not_fit_leaves_nothing_and_is_reported_once(tmp_path
         file.write(record)
     with pytest.raises(RunError, match="file too large"):
         file.write(record)
-    file.write(record)
+    assert path.read_bytes() == record * 3
+    with pytest.raises(RunError, match="file too large"):
+        file.write(b"y\n" * 1000)  # which keeps its place behind the one before
     file.close()
     assert path.read_bytes() == record * 3
+    assert file.num_missing == 2
+
+
+def test_records_are_written_in_their_order_once_there_is_room(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(56 * 1024))
+    file = AppendOnlyFile(small_disk / "a.log")
+    records = [bytes([ord("a") + number]) * 2999 + b"\n" for number in range(5)]
+    for number, record in enumerate(records):
+        if number < 2:
+            file.write(record)
+            continue
+        with pytest.raises(RunError, match="no space left on device"):
+            file.write(record)
+    assert file.num_missing == 3
+    ballast.unlink()
+    file.flush()
+    assert file.num_missing == 0
+    assert (small_disk / "a.log").read_bytes() == b"".join(records)
+    file.close()
+
+
+def test_of_too_many_refused_records_the_oldest_are_lost(
+    tmp_path: Path, file_size_limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AppendOnlyFile, "MAX_WAITING_BYTES", 30_000)
+    file = AppendOnlyFile(tmp_path / "a.log")
+    first = b"1" * 11_000
+    for record in (first, b"2" * 9_000, b"3" * 9_000, b"4" * 9_000):
+        with pytest.raises(RunError):
+            file.write(record)
+        if record == first:
+            assert file.num_missing == 1
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    file.flush()
+    assert (tmp_path / "a.log").read_bytes() == b"2" * 9_000 + b"3" * 9_000 + b"4" * 9_000
+    assert file.num_missing == 1
+
+
+def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "a.log"
+    path.parent.mkdir()
+    file = AppendOnlyFile(path)
+    file.write(b"one\n")
+    path.unlink()
+    path.parent.rmdir()
+    with pytest.raises(RunError, match="its folder is gone"):
+        file.write(b"two\n")
+    path.parent.mkdir()
+    file.write(b"three\n")
+    file.close()
+    assert path.read_bytes() == b"two\nthree\n"

@@ -258,6 +258,27 @@ def test_a_plan_for_one_of_several_nodes() -> None:
     assert "--rdzv_id=job7 --rdzv_conf=is_host=0 --local_addr=10.0.0.2" in text
 
 
+def test_a_plan_for_nodes_that_come_and_go() -> None:
+    nodes = Nodes("1:3", rdzv_endpoint="10.0.0.1:99", rdzv_id="job7")
+    options = Options(num_gpus=2, nodes=nodes, max_restarts=5)
+    work = work_of(split(["cartpole_balance", "--num_envs", "16"]), options, GPUS, {})
+    plan = planned(work, num_gpus=2, nodes=nodes, max_restarts=5)
+    text = "\n".join(describe(plan, {}))
+    assert "2 on this node, 2 to 6 in all if every node has as many" in text
+    assert "32 to 96 in all, by how many nodes there are at the start" in text
+    assert "1 to 3 nodes, at 10.0.0.1:99 (c10d), id job7" in text
+    assert "restarts    at most 5" in text
+    assert {"--nnodes=1:3", "--max_restarts=5"} <= set(plan.command)
+    assert not any("--max_restarts" in line for line in plan.warnings)
+    assert [line for line in planned(work, nodes=nodes).warnings if "the first node that is lost" in line]
+    work = work_of(split(["cartpole_balance", "--total_envs", "48"]), options, GPUS, {})
+    text = "\n".join(describe(planned(work, num_gpus=2, nodes=nodes), {}))
+    assert "48 in all\n" in text
+    assert "8 envs" not in text  # so it would be with all nodes, and more with fewer
+    with pytest.raises(UsageError, match=r"on 2 of 1 to 3 nodes x 2 ranks: num_envs 4,4,4,4,4,4 is for 6 ranks"):
+        work_of(split(["cartpole_balance", "--num_envs", "4,4,4,4,4,4"]), options, GPUS, {})
+
+
 @pytest.mark.parametrize(
     ("words", "warned"),
     [

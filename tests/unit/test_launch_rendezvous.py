@@ -26,7 +26,13 @@ def _a_network_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     ("nodes", "words"),
     [
         ({"nnodes": "2"}, ["2 nodes must find one another", "--rdzv_endpoint"]),
-        ({"nnodes": "1:4"}, ["elastic", "later version"]),
+        ({"nnodes": "1:4"}, ["--nnodes 1:4 needs --rdzv_endpoint HOST:PORT --rdzv_id ID"]),
+        (STATIC | {"nnodes": "2:4"}, ["--nnodes 2:4", "--node_rank can't count", "--rdzv_endpoint"]),
+        (MEETING | {"nnodes": "4:2"}, ["nnodes 4:2 must be MIN:MAX", "did you mean 2:4?"]),
+        (MEETING | {"nnodes": "0:2"}, ["nnodes must lie in 1 to", "not 0"]),
+        (MEETING | {"nnodes": "1:"}, ["nnodes must be a whole number, not ''"]),
+        (MEETING | {"nnodes": "1:2:3"}, ["nnodes must be a whole number, not '2:3'"]),
+        (MEETING | {"nnodes": "1:2", "rdzv_id": None}, ["--rdzv_id is missing;"]),
         ({"nnodes": "0"}, ["nnodes must lie in 1"]),
         ({"nnodes": "two"}, ["nnodes must be a whole number"]),
         ({"nnodes": "2", "node_rank": "0"}, ["--master_addr and --master_port are missing;", "one node none of them"]),
@@ -131,6 +137,17 @@ def test_a_job_on_one_node_has_a_rendezvous_of_its_own() -> None:
 )
 def test_rendezvous_of_nodes(nodes: Nodes, arguments: list[str]) -> None:
     assert list(plan_rendezvous(nodes, "abc").arguments) == arguments
+
+
+def test_nodes_that_come_and_go() -> None:
+    elastic = plan_rendezvous(Nodes(**MEETING | {"nnodes": "2:4"}), "abc")
+    assert elastic.arguments[0] == elastic.plain_arguments[0] == "--nnodes=2:4"
+    assert (elastic.min_nodes, elastic.num_nodes, elastic.node_rank) == (2, 4, None)
+    assert (elastic.is_elastic, elastic.count) == (True, "2 to 4 nodes")
+    fixed = plan_rendezvous(Nodes(**MEETING | {"nnodes": "2:2"}), "abc")
+    assert fixed == plan_rendezvous(Nodes(**MEETING), "abc")
+    assert (fixed.is_elastic, fixed.count) == (False, "2 nodes")
+    assert plan_rendezvous(Nodes(nnodes="1:1"), "abc") == plan_rendezvous(Nodes(), "abc")
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("logger", ["none", "tensorboard"])
-def test_a_full_disk_is_reported_once_in_one_line(tmp_path: Path, logger: metrics.Logger) -> None:
+def test_what_a_full_disk_refused_is_written_later(tmp_path: Path, logger: metrics.Logger) -> None:
     writer = open_metrics(tmp_path, logger)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -101,13 +101,21 @@ def test_a_full_disk_is_reported_once_in_one_line(tmp_path: Path, logger: metric
         with pytest.raises(RunError) as caught:
             for iteration in range(1, 1000):
                 writer.record({"iteration": iteration, "mean_return": 1.0})
-        writer.record({"iteration": 1001})
-        writer.close()
+        assert "\n" not in str(caught.value)
+        assert str(tmp_path) in str(caught.value)
+        written = len(lines(tmp_path))  # and every line is whole
+        for later in range(iteration + 1, 200):
+            with pytest.raises(RunError):
+                writer.record({"iteration": later, "mean_return": 1.0})
+        assert 5 < written < 100
+        assert writer.num_missing >= 100
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
-    assert [line["iteration"] for line in lines(tmp_path)[:5]] == [1, 2, 3, 4, 5]  # every line is whole
+    writer.record({"iteration": 200, "mean_return": 1.0})
+    assert writer.num_missing == 0
+    assert [line["iteration"] for line in lines(tmp_path)] == list(range(1, 201))
+    if logger == "tensorboard":
+        assert scalars(tmp_path, "mean_return") == dict.fromkeys(range(1, 201), 1.0)
 
 
 def test_no_sinks_do_nothing(tmp_path: Path) -> None:

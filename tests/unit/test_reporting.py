@@ -12,11 +12,11 @@ from lockstep.core.types import FlatGradients
 from lockstep.distributed.torch_comm import SoloComm
 from lockstep.learn.torch import loop
 from lockstep.learn.torch.ppo import RIDERS, UpdateResult
-from lockstep.learn.torch.reporting import OwnIteration, iteration_metrics
+from lockstep.learn.torch.reporting import Agreement, OwnIteration, iteration_metrics
 from lockstep.session.make_env import build_env
 from tests.unit.learner_fixtures import Line, Meeting, make_training, on_every_rank, small_config, thread_comm, toy_env
 
-Answer = tuple[dict[str, Any], StopReason | None, list[int]]
+Answer = tuple[dict[str, Any], Agreement]
 
 
 def report(owns: list[OwnIteration], nonfinite: tuple[float, ...] | None = None) -> list[Answer]:
@@ -42,8 +42,8 @@ def test_the_slowest_rank_says_how_long_an_iteration_took() -> None:
     ]
     first, *others = report(owns)
     assert others == [first] * 2
-    metrics, stop, bad_ranks = first
-    assert (stop, bad_ranks) == (None, [])
+    metrics, agreed = first
+    assert agreed == (None, False, [])
     assert metrics["num_steps"] == 120
     assert metrics["steps_per_s"] == 12.0  # 120 steps in 10 s
     times = {name: value for name, value in metrics.items() if name.startswith("time/")}
@@ -73,12 +73,19 @@ def test_a_stop_of_one_rank_is_everyones(
     reasons: tuple[StopReason | None, StopReason | None], agreed: StopReason | None
 ) -> None:
     answers = report([OwnIteration(1, (1.0, 1.0, 1.0), reason) for reason in reasons])
-    assert [stop for _, stop, _ in answers] == [agreed] * 2
+    assert [answer.stop for _, answer in answers] == [agreed] * 2
+
+
+@pytest.mark.parametrize(("due", "agreed"), [((True, False), True), ((False, True), False)])
+def test_whether_a_checkpoint_is_due_rank_0_says(due: tuple[bool, bool], agreed: bool) -> None:
+    answers = report([OwnIteration(1, (1.0, 1.0, 1.0), None, own) for own in due])
+    assert [answer.save_due for _, answer in answers] == [agreed] * 2
+    assert [answer.stop for _, answer in answers] == [None] * 2
 
 
 def test_the_rank_with_a_tensor_that_is_not_finite_is_known_to_all() -> None:
     answers = report([OwnIteration(1, (1.0, 1.0, 1.0), None)] * 3, (0.0, 0.0, 1.0))
-    assert [bad_ranks for *_, bad_ranks in answers] == [[2]] * 3
+    assert [answer.bad_ranks for _, answer in answers] == [[2]] * 3
 
 
 # --- waiting -------------------------------------------------------------------------------------------------------
@@ -112,6 +119,7 @@ class Notes:
     """An observer that keeps what it is told."""
 
     stop_requested = None
+    save_due = False
 
     def __init__(self) -> None:
         self.metrics: list[dict[str, Any]] = []

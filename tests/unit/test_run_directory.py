@@ -18,12 +18,8 @@ import yaml
 
 from lockstep.core.errors import LockstepError, RunError, UsageError
 from lockstep.core.null_run_directory import NullRunDirectory
-from lockstep.core.run_directory import (
-    RunDirectory,
-    check_run_directory,
-    latest_checkpoint,
-    newest_run,
-)
+from lockstep.core.run_directory import RunDirectory, check_run_directory, latest_checkpoint
+from lockstep.core.runs import newest_run
 
 CONFIG = "task: cartpole\nseed: 7\n"
 
@@ -331,7 +327,8 @@ def test_the_null_run_directory_has_the_same_interface_and_writes_nothing(tmp_pa
 # Creates runs, trains a little in each and goes on with it in a second attempt, without end.
 VICTIM = """
 import json, sys
-from lockstep.core.run_directory import RunDirectory, newest_run
+from lockstep.core.run_directory import RunDirectory
+from lockstep.core.runs import newest_run
 def train(run, iteration):
     metrics = run.open_metrics("tensorboard", iteration)
     for iteration in range(iteration + 1, iteration + 9):

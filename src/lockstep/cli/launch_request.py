@@ -14,11 +14,12 @@ from lockstep.cli.arguments import (
     take_out,
 )
 from lockstep.cli.usage import MULTIGPU_HABITS, TRAIN_HABITS, unknown_flag
+from lockstep.core.blame import hang_timeout
 from lockstep.core.errors import UsageError
 from lockstep.core.gpu_mask import Gpu
 from lockstep.launch.devices import visible
 from lockstep.launch.plan import Options, Work
-from lockstep.launch.rendezvous import Nodes, plan_rendezvous
+from lockstep.launch.rendezvous import Nodes, Rendezvous, plan_rendezvous
 
 _NODE_FLAGS = (
     "nnodes",
@@ -36,6 +37,7 @@ _OWN_FLAGS = {
     "nproc_per_node": Takes.ONE,
     **dict.fromkeys(_NODE_FLAGS, Takes.ONE),
     "max_restarts": Takes.ONE,
+    "hang_timeout": Takes.ONE,
     "log_all_ranks": Takes.SWITCH,
     "tee": Takes.ONE,
     "log_dir": Takes.ONE,
@@ -87,6 +89,7 @@ def options_of(own: Arguments) -> Options:
         raise UsageError("--num_gpus and --nproc_per_node are the same; keep one")
     count = own.flags.get("num_gpus", own.flags.get("nproc_per_node"))
     max_restarts = number("max_restarts", own.flags.get("max_restarts", ["0"]), minimum=0)
+    limit = own.last("hang_timeout")
     switched_on(own, "distributed")  # what it asks for is what the command does
     return Options(
         num_gpus=None if count is None or count[-1] in _ALL_GPUS else number("num_gpus", count, 1, _MAX_RANKS_PER_NODE),
@@ -95,6 +98,7 @@ def options_of(own: Arguments) -> Options:
         log_all_ranks=switched_on(own, "log_all_ranks"),
         tee=own.last("tee"),
         log_dir=path_of(own, "log_dir"),
+        hang_timeout_s=None if limit is None else hang_timeout(limit, "--hang_timeout"),
     )
 
 
@@ -109,13 +113,33 @@ def work_of(words: Words, options: Options, gpus: Sequence[Gpu], environment: Ma
     from lockstep.cli.train_request import read
 
     num_ranks = options.num_gpus or len(visible(environment, gpus)) or 1
-    world_size = num_ranks * plan_rendezvous(options.nodes, "job").num_nodes
+    rendezvous = plan_rendezvous(options.nodes, "job")
+    world_size = num_ranks * rendezvous.num_nodes
     config = read(words.train, world_size).config
     return Work(
         words=("-m", "lockstep", "train", *words.train),
         device=config.device,
+        has_phases=not config.runner,
         envs_by_rank=config.envs_by_rank(world_size),
+        fewest_envs=_fewest_envs(words, num_ranks, rendezvous),
     )
+
+
+def _fewest_envs(words: Words, num_ranks: int, rendezvous: Rendezvous) -> int | None:
+    """Return the envs of an elastic job that starts on its fewest nodes, after checking that it can.
+
+    Raises:
+        UsageError: what is asked for can't be done on so few.
+    """
+    if rendezvous.min_nodes is None:
+        return None
+    from lockstep.cli.train_request import read
+
+    world_size = num_ranks * rendezvous.min_nodes
+    try:
+        return sum(read(words.train, world_size).config.envs_by_rank(world_size))
+    except UsageError as error:
+        raise UsageError(f"on {world_size} of {rendezvous.count} x {num_ranks} ranks: {error}") from None
 
 
 def _script(words: Words) -> Work:

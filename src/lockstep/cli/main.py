@@ -23,6 +23,7 @@ Train reinforcement-learning policies in batched simulation.
 commands:
   train            train a policy on a task    lockstep train cartpole_balance
   train_multigpu   the same on several GPUs    lockstep train_multigpu cartpole_balance --num_gpus 2
+  slurm            the same as a SLURM job     lockstep slurm --nodes 2 --gpus_per_node 4 -- train cartpole_balance
   play             run a trained policy        lockstep play --run logs/cartpole_balance/<run>
   tasks            list the tasks              lockstep tasks
 
@@ -33,8 +34,8 @@ commands:
 exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration, 75 preempted, 130 interrupted
 """
 
-_COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "train_multigpu", "play", "tasks")}
-_LATER = ("export", "report", "doctor", "slurm", "benchmark")
+_COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "train_multigpu", "slurm", "play", "tasks")}
+_LATER = ("export", "report", "doctor", "benchmark")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,7 +26,13 @@ class _Options:
         Path | None, _own("PATH", "start a new run at iteration 0 from these weights, with a fresh optimizer")
     ] = None
     resume: Annotated[
-        Path | None, _own("[RUN_DIR]", "continue this run in place; without a value, the newest run of the task")
+        Path | None,
+        _own(
+            "[RUN_DIR|auto]",
+            "continue this run in place; without a value, the newest run of the task; auto, for job scripts: the run "
+            "that this job has started (by LOCKSTEP_RUN_KEY, else the newest of this --run_name if it is not "
+            "finished), or a new one",
+        ),
     ] = None
     config: Annotated[
         Path | None, _own("FILE", "YAML laid over the recipe and under the flags; may be repeated, later ones win")

@@ -21,8 +21,9 @@ from lockstep.core.config import check_names, combine, groups, load_overlay, mer
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import load
 from lockstep.distributed import topology
-from lockstep.learn.config import TrainConfig, split_evenly
+from lockstep.learn.config import TrainConfig, deal, envs_of_run, ranks_of_run, split_evenly
 from lockstep.recipes.catalog import TASKS, check_distributed, check_offered
+from lockstep.session.attempts import Resume, run_of_launch, ways_to_start
 from lockstep.session.runner import check_runner
 
 # The command's own flags; all others are settings of TrainConfig.
@@ -39,11 +40,13 @@ _INFORMATIONAL = ("world_size",)  # a run's config.yaml has it for people to rea
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for: ``checkpoint`` is where weights come from, ``resume`` the run to go on with."""
+    """What a command line asks for."""
 
     config: TrainConfig
     checkpoint: Path | None
-    resume: Path | None
+    """Where weights come from."""
+    resume: Resume
+    """The run to go on with; ``auto``: the one that this job has started, if there is one."""
 
 
 def read(argv: Sequence[str], world_size: int | None = None) -> Request:
@@ -64,9 +67,9 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
         overlay = combine(overlay, values)
     task = _task(first_look, overlay)
     resume = _run_to_resume(first_look, overlay, task)
-    run = _config_of_run(resume, task) if resume else {}
+    run = _config_of_run(resume, task) if isinstance(resume, Path) else {}
     base = {name: value for name, value in run.items() if name not in _INFORMATIONAL}
-    config = _recipe(run["task"] if resume else task)
+    config = _recipe(run["task"] if run else task)
 
     arguments = parse(argv, _lookup(config), _REPEATABLE, TASKS)
     _task(arguments, overlay)  # words that the first look gave to a flag may be left over now
@@ -85,7 +88,8 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
     _check_distributed(arguments, world_size)
     checkpoint = path_of(arguments, "checkpoint")
     check_distributed(config, world_size)
-    check_runner(config, world_size, starts_from="checkpoint" if checkpoint else "resume" if resume else "")
+    for way in ways_to_start(checkpoint, resume):
+        check_runner(config, world_size, starts_from=way)
     return Request(config, checkpoint, resume)
 
 
@@ -138,19 +142,22 @@ def _recipe(task: str | None) -> TrainConfig:
     return config
 
 
-def _run_to_resume(arguments: Arguments, overlay: Mapping[str, Any], task: str | None) -> Path | None:
+def _run_to_resume(arguments: Arguments, overlay: Mapping[str, Any], task: str | None) -> Resume:
     if "resume" not in arguments.flags:
         return None
+    if arguments.last("resume") == "auto":  # a folder of that name is ./auto
+        return "auto"
     if "checkpoint" in arguments.flags:
         raise UsageError("--resume continues a run, --checkpoint starts a new one from weights; keep one of the two")
     if run_directory := path_of(arguments, "resume"):
         return run_directory
-    from lockstep.core.run_directory import newest_run
+    from lockstep.core.runs import newest_run
 
     recipe = _recipe(task)
     given = (arguments.last("log_root"), overlay.get("log_root"))
-    log_root = next((root for root in given if root is not None), recipe.log_root)
-    return newest_run(str(log_root), recipe.task)
+    log_root = str(next((root for root in given if root is not None), recipe.log_root))
+    # Ranks that are started again must not take up what another job has started meanwhile.
+    return run_of_launch(log_root, recipe.task, topology.start_from_environment()) or newest_run(log_root, recipe.task)
 
 
 def _config_of_run(run_directory: Path, task: str | None) -> dict[str, Any]:
@@ -190,30 +197,18 @@ def _total_envs(
         return None
     if not run or given is not None or "num_envs" in overlay:
         return None
-    if _ranks_of(run) == world_size:
+    if ranks_of_run(run) == world_size:
         return None  # each rank keeps those that it had
-    return _envs_of(run)
+    return envs_of_run(run)
 
 
 def _check_envs_of_run(config: TrainConfig, run: Mapping[str, Any], world_size: int) -> None:
-    total, had = sum(config.envs_by_rank(world_size)), _envs_of(run) if run else None
+    total, had = sum(config.envs_by_rank(world_size)), envs_of_run(run) if run else None
     if had is not None and total != had:
         raise UsageError(
             f"the run has {had} envs, not {total}; a run resumes with as many as it had, on any number of ranks (leave "
             "--num_envs and --total_envs out, or start a new run with --checkpoint)"
         )
-
-
-def _ranks_of(run: Mapping[str, Any]) -> int:
-    return number("world_size", [str(run.get("world_size", 1))], minimum=1)
-
-
-def _envs_of(run: Mapping[str, Any]) -> int | None:
-    """Return the envs of a whole run by its config, None if that does not say."""
-    if "num_envs" not in run:
-        return None
-    settings = {"agent": {"num_mini_batches": 1}, "num_envs": run["num_envs"]}
-    return sum(merge(TrainConfig(task=""), settings).envs_by_rank(_ranks_of(run)))
 
 
 def _shares(total_envs: int, world_size: int, values: Mapping[str, Any], recipe: TrainConfig, is_new: bool) -> Any:
@@ -222,13 +217,12 @@ def _shares(total_envs: int, world_size: int, values: Mapping[str, Any], recipe:
     if block is None:
         block = recipe.agent.num_mini_batches
     block = number("agent.num_mini_batches", [str(block)], minimum=1)
-    shares = split_evenly(total_envs, world_size, block)
-    if is_new and 0 in shares:
+    if is_new and 0 in split_evenly(total_envs, world_size, block):
         raise UsageError(
             f"total_envs {total_envs} leaves some of {world_size} ranks without envs, as they come in blocks of "
             f"agent.num_mini_batches {block}; use --total_envs {world_size * block} or more, or fewer ranks"
         )
-    return shares[0] if len(set(shares)) == 1 else list(shares)
+    return deal(total_envs, world_size, block)
 
 
 def _check_distributed(arguments: Arguments, world_size: int) -> None:

@@ -31,13 +31,17 @@ on this node:
   --device cpu         ranks on CPU cores instead; needs --num_gpus N
   --script FILE.py     run this instead of lockstep train; every word after the file is the script's own
   --dry_run            check everything, show GPUs, ranks, rendezvous and the exact command, and start nothing
-  --max_restarts N     with --script: restart all ranks after a failure, at most N times (default: 0)
+  --max_restarts N     start all ranks again after a failure, at most N times (default: 0); a training goes on from
+                       its newest checkpoint, and ends after 3 failures in a row without a new one
+  --hang_timeout S     end a rank that has not moved for S seconds, and the job with it (default: 20; 0: never)
 
 several nodes, the same command on each, in one of two ways:
   --nnodes N --node_rank R --master_addr A --master_port P
                        node 0 listens on a free port P of its address A
   --nnodes N --rdzv_endpoint HOST:PORT --rdzv_id ID [--rdzv_backend c10d] [--rdzv_conf K=V,...]
                        the nodes find each other, and their ranks, at HOST:PORT; ID is the job's own
+  --nnodes MIN:MAX     with --rdzv_*: start on at least MIN nodes, go on (with --max_restarts) when one is lost, and
+                       take in one that comes later; the envs of the whole job stay as many
   --local_addr A       the address under which the other nodes reach this one
 
 what the ranks print (local rank 0 is on the screen, the others are kept in a temporary folder until a clean end):
@@ -47,6 +51,33 @@ what the ranks print (local rank 0 is on the screen, the others are kept in a te
 
 exit codes: as lockstep train; when ranks differ, that of the rank that failed first or worst; 128 + n for signal n.
 The first Ctrl-C saves and stops, the second kills. SIGTERM and SIGUSR1 save and stop.
+"""
+
+SLURM_HELP = """\
+usage: lockstep slurm [FLAGS] -- train TASK [FLAGS OF LOCKSTEP TRAIN_MULTIGPU]
+       lockstep slurm [FLAGS] -- FILE.py [ITS ARGUMENTS]
+       lockstep slurm status RUN_DIR
+
+Write a job script for SLURM that trains on one node or several, and goes on by itself after a preemption or the time
+limit; or show how a run and its job are getting on. What follows -- is checked as lockstep train_multigpu would.
+
+  --nodes N            nodes (default: 1)
+  --gpus_per_node N    GPUs of each node, a rank for each (default: 1)
+  --gpu_type T         as the cluster names it: a100
+  --ranks_per_node N   instead of GPUs: ranks on CPU cores
+  --cpus_per_task C    CPU cores of each node, for all its ranks together (default: the cluster's, often a single one)
+  --mem M              memory of each node: 64G
+  --partition P, --account A, --time T
+                       as in sbatch; T may be minutes, hours:minutes:seconds or days-hours, among others
+  --stop_before S      seconds before the time limit at which the job saves and goes back into the queue (default: 120);
+                       longer than an iteration and a checkpoint take; SLURM may be a minute early
+  --setup LINE         a line of shell before everything else, as 'module load cuda'; may be repeated
+  --sbatch OPTION      a further option of sbatch, as --qos=high; may be repeated
+  --job_name J         (default: the task or script)
+  --output_dir D       gets <job>_<id>.out and .err, and the script (default: slurm)
+  --assets_dir D       a folder that all nodes see, for what tasks download
+  --script FILE        the job script to write (default: <output_dir>/<job>.sh)
+  --submit             submit it too
 """
 
 TASKS_HELP = """\
@@ -107,6 +138,30 @@ MULTIGPU_HABITS = {
     "world_size": "the job has nnodes x num_gpus ranks; give --num_gpus N and, for several nodes, --nnodes N",
 }
 
+_NODES = "the number of nodes is --nodes N"
+_NODE_GPUS = "the GPUs of each node are --gpus_per_node N, their type is --gpu_type T"
+_NODE_CORES = "the cores of each node are --cpus_per_task C"
+_NODE_RANKS = "ranks on CPU cores are --ranks_per_node N; with GPUs there is one for each"
+_OUTPUT = "output goes to <output_dir>/<job>_<id>.out and .err: use --output_dir D and --job_name J"
+_FURTHER = "further options of sbatch are written as in --sbatch=--qos=high"
+
+SLURM_HABITS = {
+    **dict.fromkeys(("nnodes", "num_nodes", "n"), _NODES),
+    **dict.fromkeys(("gpus", "num_gpus", "ngpus", "gres", "nproc_per_node", "gpus_per_task"), _NODE_GPUS),
+    **dict.fromkeys(("cpus", "num_cpus", "cores", "cpus_per_node", "cpus_per_gpu"), _NODE_CORES),
+    **dict.fromkeys(("ntasks", "ntasks_per_node", "tasks", "tasks_per_node", "num_ranks"), _NODE_RANKS),
+    **dict.fromkeys(("output", "error", "log_dir", "logs"), _OUTPUT),
+    **dict.fromkeys(("memory", "ram", "mem_per_node"), "the memory of each node is --mem M"),
+    **dict.fromkeys(("walltime", "wall_time", "time_limit", "timeout"), "the time limit is --time T"),
+    **dict.fromkeys(("name", "job"), "the job's name is --job_name J"),
+    **dict.fromkeys(("qos", "constraint", "exclude", "nodelist", "reservation", "array", "exclusive"), _FURTHER),
+    **dict.fromkeys(("dependency", "mail_user", "mail_type", "export", "nice", "licenses", "comment"), _FURTHER),
+    **dict.fromkeys(("module", "modules"), "write --setup 'module load NAME'"),
+    **dict.fromkeys(("signal", "grace"), "how early the job is asked to stop is --stop_before S"),
+    **dict.fromkeys(("task", "num_envs", "device", "max_iterations"), "what belongs to the training stands after --"),
+    "dry_run": "nothing is submitted without --submit; the script that is written shows all",
+}
+
 PLAY_HABITS = {
     **dict.fromkeys(("load_run", "run_dir", "resume"), "the run to play is --run RUN_DIR"),
     **dict.fromkeys(("load_checkpoint", "ckpt", "checkpoint_path"), "the weights to play are --checkpoint PATH"),
@@ -127,10 +182,10 @@ def unknown_flag(
     shown = repr(f"--{name}")
     if name.startswith("-"):
         return UsageError(f"unknown flag {name!r}; flags are written in full with two dashes (--help lists them)")
-    if name in _NOT_YET:
-        return UsageError(_NOT_YET[name])
     if habits and name in habits:
         return UsageError(f"unknown flag {shown}: {habits[name]}")
+    if name in _NOT_YET:
+        return UsageError(_NOT_YET[name])
     if name in groups:
         task = "; the task is --task T" if name == "env" else ""
         return UsageError(f"--{name} is a group of settings: write --{name}.FIELD VALUE{task}")

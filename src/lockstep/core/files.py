@@ -5,6 +5,7 @@ import errno
 import os
 import secrets
 import shutil
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,8 +82,16 @@ def _check_that_it_can_grow(path: Path) -> None:
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Make ``path`` a symbolic link to ``target`` (relative to its folder), whatever it was before, atomically."""
-    replace_atomic(path, lambda temporary: temporary.symlink_to(target), durable=False)
+    """Make ``path`` a symbolic link to ``target`` (relative to its folder), whatever it was before, atomically.
+
+    Where the system makes no link, for want of room or because the file system has none, there is none afterwards: no
+    link says nothing, an old one something that is wrong.
+    """
+    try:
+        replace_atomic(path, lambda temporary: temporary.symlink_to(target), durable=False)
+    except RunError:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -110,38 +119,79 @@ def sync(path: Path) -> None:
 class AppendOnlyFile:
     """A file that only grows, by whole records: one write call each, and nothing of a record that did not fit.
 
-    After the first failure it stays quiet, so that cleaning up after a full disk does not fail a second time.
+    Records that the system refuses are kept in memory, up to ``MAX_WAITING_BYTES``, and written before the next one
+    once it takes them again; beyond that the oldest are lost.
 
     Raises:
-        RunError: on opening and on the first write that the system refuses.
+        RunError: on opening, and on every write that the system refuses.
     """
+
+    MAX_WAITING_BYTES = 16 * 2**20
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._failed = False
+        self._waiting: deque[bytes] = deque()
+        self._num_waiting_bytes = self._num_lost = 0
+        self._whole_size: int | None = None  # after a refusal: how far the file is whole, if half a record follows
+        self._closed = False
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            self._descriptor = self._open()
         except OSError as error:
             raise RunError(explain(error, path)) from error
 
+    @property
+    def num_missing(self) -> int:
+        """How many records are not in the file, those that are lost for good included."""
+        return self._num_lost + len(self._waiting)
+
     def write(self, record: bytes) -> None:
         """Append one record; it is in the file (though not yet on the disk) when this returns."""
-        if self._failed:
-            return
-        size = os.fstat(self._descriptor).st_size
+        self._waiting.append(record)
+        self._num_waiting_bytes += len(record)
+        while self._num_waiting_bytes > self.MAX_WAITING_BYTES:
+            self._num_waiting_bytes -= len(self._waiting.popleft())
+            self._num_lost += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what was refused before."""
+        try:
+            while self._waiting and not self._closed:
+                self._append(self._waiting[0])
+                self._num_waiting_bytes -= len(self._waiting.popleft())
+        except OSError as error:
+            raise RunError(explain(error, self._path)) from error
+
+    def close(self) -> None:
+        """Close the file, after a last attempt to write what was refused; further calls do nothing."""
+        if not self._closed:
+            with contextlib.suppress(RunError):
+                self.flush()
+            os.close(self._descriptor)
+            self._closed = True
+
+    def _append(self, record: bytes) -> None:
+        state = os.fstat(self._descriptor)
+        if self._whole_size is not None or state.st_nlink == 0:
+            state = self._reopen(state.st_size if self._whole_size is None else self._whole_size)
         try:
             rest = memoryview(record)
             while rest:  # the second turn, if any, brings out why the first did not take everything
                 rest = rest[os.write(self._descriptor, rest) :]
-        except OSError as error:
-            self._failed = True
+        except OSError:
+            self._whole_size = state.st_size
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, size)
-            raise RunError(explain(error, self._path)) from error
+                os.ftruncate(self._descriptor, state.st_size)
+            raise
 
-    def close(self) -> None:
-        """Close the file; further calls do nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            self._failed = True
+    def _reopen(self, whole_size: int) -> os.stat_result:
+        """Open the file anew by its name: it may have been removed, or be on a file system that was away."""
+        descriptor = self._open()
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        os.ftruncate(descriptor, min(whole_size, os.fstat(descriptor).st_size))
+        self._whole_size = None
+        return os.fstat(descriptor)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

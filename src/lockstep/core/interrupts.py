@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -37,6 +38,53 @@ class StopRequest:
             with contextlib.suppress(OSError):
                 if os.isatty(1):
                     os.write(1, _SHOW_CURSOR)
+
+
+_heard_through: socket.socket | None = None
+
+
+@contextlib.contextmanager
+def overheard() -> Iterator[socket.socket | None]:
+    """Have the numbers of signals that have a Python handler written to a socket, as bytes, at once.
+
+    The handler itself runs in the main thread, and only when that is back from whatever function in C it is in. None
+    outside the main thread, where this can't be set up, and where somebody else is told already, as asyncio.
+    """
+    global _heard_through
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+            yield None
+            return
+        _heard_through = writer
+        try:
+            yield reader
+        finally:
+            _stop_listening(writer)
+
+
+def _stop_listening(writer: socket.socket) -> None:
+    global _heard_through
+    _heard_through = None
+    listening = signal.set_wakeup_fd(-1)
+    if listening != writer.fileno():  # somebody else has begun to listen
+        signal.set_wakeup_fd(listening)
+
+
+def _leave_signals_to_the_parent() -> None:
+    """Keep a forked child, which has its parent's handlers, from telling the parent of its own signals."""
+    if _heard_through is not None:
+        with contextlib.suppress(ValueError):  # forked by another thread than the main one, which is gone in the child
+            _stop_listening(_heard_through)
+
+
+os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol
@@ -25,8 +25,15 @@ Logger = Literal["tensorboard", "wandb", "none"]
 class Sink(Protocol):
     """Takes one iteration's metrics at a time; they are cleaned: no NaN, no infinity."""
 
+    @property
+    def num_missing(self) -> int:
+        """Records that the disk refused and still lacks."""
+
     def record(self, metrics: Metrics) -> None:
-        """Store them; a full disk raises ``RunError`` the first time."""
+        """Store them; raises ``RunError`` while the disk refuses, and keeps them until it takes them again."""
+
+    def flush(self) -> None:
+        """Store what was refused before; raises ``RunError`` while the disk refuses."""
 
     def close(self) -> None:
         """Finish."""
@@ -38,11 +45,38 @@ class MetricsWriter:
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self._sinks = sinks
 
+    @property
+    def num_missing(self) -> int:
+        """Iterations that the disk refused and some sink still lacks."""
+        return max((sink.num_missing for sink in self._sinks), default=0)
+
     def record(self, metrics: Metrics) -> None:
-        """Record one iteration; NaN and infinities are stored as missing. Raises ``RunError`` when a disk is full."""
+        """Record one iteration; NaN and infinities are stored as missing.
+
+        Raises:
+            RunError: the disk refuses. What it refuses is kept, up to 16 MiB, and written with a later iteration.
+        """
         cleaned = {name: _clean(value) for name, value in metrics.items()}
+        self._on_all(lambda sink: sink.record(cleaned))
+
+    def flush(self) -> None:
+        """Write what the disk has refused so far.
+
+        Raises:
+            RunError: it refuses still.
+        """
+        self._on_all(lambda sink: sink.flush())
+
+    def _on_all(self, work: Callable[[Sink], None]) -> None:
+        """Do something with every sink, whatever the one before it says, and raise the first error."""
+        first: RunError | None = None
         for sink in self._sinks:
-            sink.record(cleaned)
+            try:
+                work(sink)
+            except RunError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def close(self) -> None:
         """Close all sinks."""
@@ -110,8 +144,15 @@ class _JsonLines:
     def __init__(self, path: Path) -> None:
         self._file = AppendOnlyFile(path)
 
+    @property
+    def num_missing(self) -> int:
+        return self._file.num_missing
+
     def record(self, metrics: Metrics) -> None:
         self._file.write(json.dumps(metrics).encode() + b"\n")
+
+    def flush(self) -> None:
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
@@ -135,6 +176,10 @@ class _TensorBoard:
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add(step=iteration + 1, session_log=start)
 
+    @property
+    def num_missing(self) -> int:
+        return self._file.num_missing
+
     def record(self, metrics: Metrics) -> None:
         values = [
             self._summary.Value(tag=name, simple_value=value)
@@ -142,6 +187,9 @@ class _TensorBoard:
             if value is not None and name != "iteration"
         ]
         self._add(step=metrics["iteration"], summary=self._summary(value=values))
+
+    def flush(self) -> None:
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
@@ -151,6 +199,8 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
+    num_missing = 0  # it has threads, files and retries of its own
+
     def __init__(self, run_path: Path, config: Mapping[str, Any]) -> None:
         wandb = _import_wandb()
         try:
@@ -174,6 +224,9 @@ class _WeightsAndBiases:
     def record(self, metrics: Metrics) -> None:
         values = {name: value for name, value in metrics.items() if value is not None}
         self._run.log(values, step=metrics["iteration"])
+
+    def flush(self) -> None:
+        """There is nothing to do."""
 
     def close(self) -> None:
         self._run.finish()

@@ -10,6 +10,7 @@ from lockstep.core import metrics
 from lockstep.core.progress import Progress
 from lockstep.core.rank_log import RankLog
 from lockstep.core.run_directory import Status
+from lockstep.core.saves import BackgroundSaver, NullSaver
 
 LOG_ALL_RANKS = "LOCKSTEP_LOG_ALL_RANKS"
 """Set to 1 by the launcher's ``--log_all_ranks``."""
@@ -24,7 +25,12 @@ class NullRunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin_attempt(self, config_yaml: str, ranks: list[dict[str, Any]] | None = None) -> None:
+    def begin_attempt(
+        self,
+        config_yaml: str,
+        ranks: list[dict[str, Any]] | None = None,
+        attempt: Mapping[str, Any] | None = None,
+    ) -> None:
         """Do nothing."""
 
     def rank_log(self, rank: int) -> RankLog:
@@ -58,6 +64,10 @@ class NullRunDirectory:
 
     def save_checkpoint(self, iteration: int, write: Callable[[Path], object], keep: int = 5) -> None:
         """Do nothing; ``write`` is not called."""
+
+    def saver(self, keep: int, saved: Callable[[], object]) -> BackgroundSaver:
+        """Return one that saves nothing."""
+        return NullSaver()
 
     def save_failure(self, iteration: int, write: Callable[[Path], object]) -> None:
         """Do nothing; ``write`` is not called."""

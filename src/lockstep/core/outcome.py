@@ -1,7 +1,8 @@
 """How a rank ended, left in a file for the launcher: torchrun only tells 0 from everything else.
 
 The launcher names a folder in LOCKSTEP_ATTEMPT_DIR. There every rank leaves ``rank_<r>.pid`` when it starts,
-``rank_<r>.joined`` when it has met the others and ``outcome_<r>.json`` when it ends.
+``rank_<r>.joined`` when it has met the others and ``outcome_<r>.json`` when it ends. torchrun's agent leaves
+``failed_<restart>`` there when it sees that a rank has failed. ``final`` means that nothing is to be started again.
 """
 
 import contextlib
@@ -18,6 +19,10 @@ from lockstep.core.files import write_atomic
 ATTEMPT_DIR = "LOCKSTEP_ATTEMPT_DIR"
 LAUNCHER_PID = "LOCKSTEP_LAUNCHER_PID"
 """Variable by which torchrun's agent knows the launcher, with which it ends."""
+FOLLOWS = "another rank failed"
+"""How the message of a rank begins that ended because it was told so."""
+
+_FINAL, _RUN = "final", "run_path"
 
 Status = Literal["finished", "failed", "refused", "preempted", "interrupted"]
 _STATUS: dict[int, Status] = {0: "finished", 2: "refused", 75: "preempted", 130: "interrupted"}
@@ -71,6 +76,84 @@ def note_joined(rank: int) -> None:
 def has_joined(folder: Path, rank: int) -> bool:
     """Return whether a rank has met the others."""
     return (folder / f"rank_{rank}.joined").exists()
+
+
+_own_run: Path | None = None
+
+
+def note_run(path: Path) -> None:
+    """Tell the launcher, if there is one, in which directory this job trains. A full disk keeps it from nothing."""
+    global _own_run
+    _own_run = path.absolute()
+    folder = os.environ.get(ATTEMPT_DIR)
+    if folder:
+        with contextlib.suppress(RunError):
+            write_atomic(Path(folder) / _RUN, os.fsencode(path.absolute()), durable=False)
+
+
+def read_run(folder: Path) -> Path | None:
+    """Return the run directory of a job, None before it has one. Another host may not see it."""
+    with contextlib.suppress(OSError):
+        return Path(os.fsdecode((folder / _RUN).read_bytes()))
+    return None
+
+
+def own_run() -> Path | None:
+    """Return the run directory that this process trains in, None before it has one."""
+    return _own_run
+
+
+def note_failure(folder: Path, restart: int) -> None:
+    """Note that a rank has failed, so that the others know what the SIGTERM means that they are about to get.
+
+    Args:
+        folder: of the attempt.
+        restart: how often torchrun had restarted the ranks by then.
+    """
+    with contextlib.suppress(RunError):
+        write_atomic(folder / f"failed_{restart}", "", durable=False)
+
+
+def has_failed(folder: Path, restart: int) -> bool:
+    """Return whether a rank of this start of the ranks has failed."""
+    return (folder / f"failed_{restart}").exists()
+
+
+def note_final() -> None:
+    """Tell torchrun's agent, if it is ours, that the ranks must not be started again, however they end."""
+    folder = os.environ.get(ATTEMPT_DIR)
+    if folder:
+        mark_final(Path(folder))
+
+
+def mark_final(folder: Path) -> None:
+    """Note in the folder of a launch that its ranks must not be started again. A full disk keeps it from nothing."""
+    with contextlib.suppress(RunError):
+        write_atomic(folder / _FINAL, "", durable=False)
+
+
+def is_final(folder: Path) -> bool:
+    """Return whether the ranks of a launch must not be started again."""
+    return (folder / _FINAL).exists()
+
+
+def forget_launch(folder: Path) -> None:
+    """Remove what another launch has left in a folder: a command that was pasted twice has the same."""
+    for name in (_FINAL, _RUN):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+def forget_start(folder: Path, restart: int) -> None:
+    """Remove what ranks have left of how they ran and ended, before others take their place under the same number.
+
+    That is so where nodes come or go, which torchrun does not count as a restart.
+    """
+    of_start = (f"failed_{restart}", f"exits_{restart}.json")
+    for pattern in ("outcome_*.json", "rank_*.pid", "rank_*.joined", "beat_*", *of_start):
+        for path in folder.glob(pattern):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def write_outcome(folder: Path, outcome: RankOutcome) -> None:

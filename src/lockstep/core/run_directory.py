@@ -22,13 +22,17 @@ from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import explain, remove_leftovers, replace_atomic, replace_link, sync, write_atomic
 from lockstep.core.progress import Progress
 from lockstep.core.rank_log import RankLog
+from lockstep.core.saves import BackgroundSaver
 
 Status = Literal["running", "finished", "failed", "preempted", "interrupted"]
 
 _UNPUBLISHED_PREFIX = ".new-"
 _ABANDONED_AFTER_S = 60.0
-_RUN_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 _CHECKPOINT_NAME = re.compile(r"model_(\d+)(\.pt)?")
+
+
+class RunInUseError(UsageError):
+    """Another process trains in the run directory."""
 
 
 class RunDirectory:
@@ -51,6 +55,7 @@ class RunDirectory:
         config_yaml: str,
         run_info: Mapping[str, Any],
         max_iterations: int = 0,
+        attempt: Mapping[str, Any] | None = None,
     ) -> "RunDirectory":
         """Make ``<log_root>/<task>/<time>[_run_name]``: it appears whole, or not at all.
 
@@ -69,7 +74,7 @@ class RunDirectory:
             (hidden / "checkpoints").mkdir()
             (hidden / "ranks").mkdir()
             write_atomic(hidden / "config.yaml", config_yaml)
-            attempts = [_attempt(run_info.get("ranks"))]
+            attempts = [_attempt(run_info.get("ranks"), attempt)]
             run = {"run_id": secrets.token_hex(8), **run_info, "attempts": attempts}
             write_atomic(hidden / "run.json", _json(run))
             made = cls(hidden, lock)
@@ -97,11 +102,21 @@ class RunDirectory:
             raise UsageError(str(error)) from error
         return cls(path, lock)
 
-    def begin_attempt(self, config_yaml: str, ranks: list[dict[str, Any]] | None = None) -> None:
-        """Note in ``run.json`` that another process, or several ``ranks``, go on by this configuration."""
+    def begin_attempt(
+        self,
+        config_yaml: str,
+        ranks: list[dict[str, Any]] | None = None,
+        attempt: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Note in ``run.json`` that another process, or several ``ranks``, go on by this configuration.
+
+        ``attempt`` is what else is to be noted of it; its ``launch_id`` is the run's from now on.
+        """
         run = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         attempts = run.get("attempts")
-        run["attempts"] = [*(attempts if isinstance(attempts, list) else []), _attempt(ranks)]
+        new = _attempt(ranks, attempt)
+        run["attempts"] = [*(attempts if isinstance(attempts, list) else []), new]
+        run["launch_id"] = new.get("launch_id")
         write_atomic(self.path / "run.json", _json(run))
         write_atomic(self.config_path, config_yaml)
 
@@ -154,13 +169,19 @@ class RunDirectory:
         """Let ``write`` make ``checkpoints/model_<iteration>.pt`` (at the temporary path it is given), point
         ``latest`` to it, then remove all but the ``keep`` newest. A kill at any instant leaves a loadable latest."""
         path = self.path / "checkpoints" / f"model_{iteration}.pt"
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(exist_ok=True)  # somebody may have tidied up
         replace_atomic(path, write)
-        replace_link(path.with_name("latest"), path.name)
+        replace_link(path.with_name("latest"), path.name)  # without it the newest file counts
         self._checkpoint = path
         for old in [checkpoint for checkpoint in self.checkpoints() if checkpoint != path][max(keep - 1, 0) :]:
             with contextlib.suppress(OSError):  # one too many does no harm
                 old.unlink()
         return path
+
+    def saver(self, keep: int, saved: Callable[[], object]) -> BackgroundSaver:
+        """Return what makes checkpoints in a thread, where it calls ``saved`` after each; ``keep`` newest stay."""
+        return BackgroundSaver(lambda iteration, write: self.save_checkpoint(iteration, write, keep), saved)
 
     def save_failure(self, iteration: int, write: Callable[[Path], object]) -> Path | None:
         """Let ``write`` make ``failure_<iteration>.pt``, apart from the checkpoints; None if the disk refuses."""
@@ -225,14 +246,26 @@ def check_run_directory(path: Path | str) -> Path:
     return path
 
 
-def newest_run(log_root: Path | str, task: str) -> Path:
-    """Return the directory of the task's newest run; ``UsageError`` when there is none."""
-    parent = Path(log_root) / task
-    names = [path.name for path in _entries(parent) if _RUN_NAME.match(path.name) and (path / "run.json").is_file()]
-    if not names:
-        raise UsageError(f"there is no run of {task} under {log_root} yet; train without --resume, or give --log_root")
-    second = max(names)[: len("2000-01-01_00-00-00")]
-    return max((parent / name for name in names if name.startswith(second)), key=_start_time)
+def mark_failed(path: Path, reason: str, consequences: tuple[str, ...] = ()) -> bool:
+    """Say in ``progress.json`` that a run has failed whose process could not say so itself; all else in it stays.
+
+    Args:
+        path: the run directory, which no process trains in any more.
+        reason: in one line.
+        consequences: how reasons begin that the run may have told itself and that only follow from this one.
+
+    Returns:
+        Whether it said so: not if the run has told its end itself, or the file can't be read or written.
+    """
+    try:
+        progress = json.loads((path / "progress.json").read_text(encoding="utf-8"))
+        follows = progress["status"] == "failed" and str(progress["reason"]).startswith(consequences)
+        if progress["status"] != "running" and not follows:
+            return False
+        write_atomic(path / "progress.json", _json(progress | {"status": "failed", "reason": reason}))
+    except (OSError, ValueError, LookupError, TypeError, RunError):
+        return False
+    return True
 
 
 def latest_checkpoint(path: Path | str) -> Path:
@@ -266,12 +299,6 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _start_time(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return str(json.loads((path / "run.json").read_text(encoding="utf-8"))["attempts"][0]["start_time"])
-    return ""
-
-
 def _check_name(field: str, name: str) -> None:
     """Refuse what could not be one plain part of a path."""
     wrong = (
@@ -287,7 +314,7 @@ def _check_name(field: str, name: str) -> None:
         raise UsageError(f"{field} {name[:120]!r} {wrong}")
 
 
-def _attempt(ranks: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _attempt(ranks: list[dict[str, Any]] | None, more: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "start_time": datetime.now().astimezone().isoformat(timespec="microseconds"),
         "host": socket.gethostname(),
@@ -295,6 +322,7 @@ def _attempt(ranks: list[dict[str, Any]] | None) -> dict[str, Any]:
         "command": sys.argv,
         "world_size": len(ranks) if ranks else 1,
         "ranks": ranks,
+        **(more or {}),
     }
 
 
@@ -354,7 +382,7 @@ def _lock(path: Path) -> IO[str]:
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise UsageError(
+        raise RunInUseError(
             f"{path} is in use by {holder}; wait for it or stop it, or start a new run without --resume"
         ) from None
     except OSError as error:

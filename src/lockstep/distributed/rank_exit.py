@@ -9,8 +9,9 @@ from pathlib import Path
 
 from lockstep.core.errors import LockstepError, UsageError
 from lockstep.core.interrupts import EXIT_CODES
-from lockstep.core.outcome import ATTEMPT_DIR, RankOutcome, write_outcome, write_pid
+from lockstep.core.outcome import ATTEMPT_DIR, RankOutcome, read_outcomes, write_outcome, write_pid
 from lockstep.core.process_control import end_with_parent
+from lockstep.distributed import heartbeat
 from lockstep.distributed.topology import Topology, from_environment
 
 
@@ -30,8 +31,7 @@ class RankExit:
         attempt_dir = environment.get(ATTEMPT_DIR)
         self._folder = Path(attempt_dir) if attempt_dir else None
         self._under_torchrun = "TORCHELASTIC_RUN_ID" in environment
-        restart = environment.get("TORCHELASTIC_RESTART_COUNT", "")
-        self._restart = int(restart) if restart.isdecimal() else 0
+        self._restart = heartbeat.restart_count(environment)
 
     @property
     def prefix(self) -> str:
@@ -57,11 +57,28 @@ class RankExit:
         for ranks that wait for it.
         """
         code = self._report(exit_code, message, traceback)
+        if code not in (0, EXIT_CODES["interrupted"]):
+            heartbeat.note_own_failure()
         if code and not traceback and self._is_in_a_group():
             sys.stdout.flush()
             sys.stderr.flush()
+            heartbeat.end()
             os._exit(code)
         return code
+
+    def abort(self, message: str, is_said: bool) -> None:
+        """End this process at once, from a thread of its own, with exit code 1.
+
+        Args:
+            message: why; what the main thread may have reported already counts for more.
+            is_said: to the user too.
+        """
+        if self._folder is not None and self._topology.rank not in read_outcomes(self._folder, self._restart):
+            self._report(1, message, "")
+        if is_said:
+            heartbeat.say(f"lockstep: error: rank {self._topology.rank} {message}")
+        heartbeat.end()
+        os._exit(1)
 
     @staticmethod
     def _is_in_a_group() -> bool:

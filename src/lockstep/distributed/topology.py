@@ -1,6 +1,8 @@
 """Who this process is among the ranks of the job: the one reader of the launcher's variables."""
 
+import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +17,8 @@ class Topology:
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
+    node: int | None = None
+    """Of the job, as torchrun numbers its nodes; None where nobody does."""
 
     @property
     def command(self) -> str:
@@ -37,7 +41,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Topology:
         raise UsageError(f"RANK is {rank} but WORLD_SIZE is {world_size}; RANK must lie in 0 to WORLD_SIZE - 1")
     if not 0 <= local_rank < local_world_size:
         raise UsageError(f"LOCAL_RANK is {local_rank} but LOCAL_WORLD_SIZE is {local_world_size}; start with torchrun")
-    return Topology(rank, local_rank, world_size, local_world_size)
+    node = _number(environment, "GROUP_RANK") if "GROUP_RANK" in environment else None
+    return Topology(rank, local_rank, world_size, local_world_size, node)
 
 
 def require_launcher(environment: Mapping[str, str] = os.environ) -> None:
@@ -52,6 +57,40 @@ def require_launcher(environment: Mapping[str, str] = os.environ) -> None:
             f"srun has started {num_tasks} tasks, which are no ranks of one job; use --ntasks-per-node 1 and lockstep "
             "train_multigpu, or torchrun"
         )
+
+
+START = "LOCKSTEP_START"
+"""Variable by which our agent tells the ranks what the agents of all nodes have agreed on, as JSON; see ``Start``."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Which start of the ranks of a launch this is: torchrun starts them again after a failure and for other nodes."""
+
+    launch_id: str = ""
+    """The same for all starts of one launch, and of no other; empty where nothing starts ranks again."""
+    number: int = 0
+    """Starts before this one."""
+    num_failures: int = 0
+    """Of them, those that failed; the others ended because a node came or went."""
+    last_failure: str = ""
+    """How the last of these failed, in one line; empty if that is not known."""
+    run_path: str = ""
+    """Where an earlier start has trained, on the host of its rank 0; empty if none has come so far, or nobody knows."""
+
+
+def start_from_environment(environment: Mapping[str, str] = os.environ) -> Start:
+    """Return which start this is, by our agent or, under a bare torchrun, as far as torchrun tells."""
+    if "RANK" not in environment:  # no rank, but perhaps the child of one
+        return Start()
+    if START in environment:
+        return Start(**json.loads(environment[START]))
+    count = environment.get("TORCHELASTIC_RESTART_COUNT", "")
+    restarts = int(count) if count.isdecimal() else 0
+    run_id = environment.get("TORCHELASTIC_RUN_ID", "")
+    if run_id == "none":  # torchrun's word where nodes meet at a given address; its agent is the same all along
+        run_id = environment.get("LOCKSTEP_JOB") or f"agent {os.getppid()} of {socket.gethostname()}"
+    return Start(run_id, restarts, restarts)
 
 
 ISOLATED = "LOCKSTEP_ISOLATED"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.core.errors import RunError
 from lockstep.core.files import write_atomic
-from lockstep.core.outcome import ATTEMPT_DIR, LAUNCHER_PID
+from lockstep.core.outcome import ATTEMPT_DIR, LAUNCHER_PID, forget_launch, note_failure
 from lockstep.core.process_control import end_with_parent
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     attempt_dir = Path(os.environ[ATTEMPT_DIR])
     with contextlib.suppress(OSError):
         attempt_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # no launcher has made it if this was typed by hand
+    forget_launch(attempt_dir)
     # What torchrun itself would take is spelled --name=value, so the first other word is the script or module.
     start = next(index for index, word in enumerate(argv) if not word.startswith("-"))
     report = _run(argv[: start + 1], argv[start + 1 :], attempt_dir)
@@ -54,8 +55,10 @@ def _run(own: Sequence[str], words: Sequence[str], attempt_dir: Path) -> dict[st
         importlib.import_module("torch.distributed")
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher import api
     from torch.distributed.run import config_from_args, parse_args
+
+    from lockstep.distributed.torch_restarts import agent_class
 
     arguments = parse_args(list(own))
     redirects, arguments.redirects = arguments.redirects, "0"
@@ -66,10 +69,11 @@ def _run(own: Sequence[str], words: Sequence[str], attempt_dir: Path) -> dict[st
     try:
         config, command, command_words = config_from_args(arguments)
         _share_the_endpoint(config.rdzv_configs)
-        _note_exits(exits)
+        _note_exits(exits, attempt_dir)
         config.logs_specs = _noting_logs(arguments, redirects, attempt_dir, exits)
         config.numa_options = None  # lockstep pins its ranks itself
-        elastic_launch(config, command)(*command_words)
+        api.LocalElasticAgent = agent_class(attempt_dir, exits)  # type: ignore[attr-defined]
+        api.elastic_launch(config, command)(*command_words)
     except ChildFailedError as error:
         report["failures"] = [
             {
@@ -98,7 +102,7 @@ def _leave(path: Path, content: object) -> None:
         write_atomic(path, json.dumps(content, indent=1), durable=False)
 
 
-def _note_exits(exits: dict[int, dict[str, Any]]) -> None:
+def _note_exits(exits: dict[int, dict[str, Any]], attempt_dir: Path) -> None:
     """Have the exit code of every rank that ends by itself noted, with the time: torchrun keeps only failures.
 
     A rank that ends with 0 while others go on may be what their failures come from. They notice when its connections
@@ -113,10 +117,13 @@ def _note_exits(exits: dict[int, dict[str, Any]]) -> None:
         processes = {local_rank: handler.proc for local_rank, handler in context.subprocess_handlers.items()}
         _note_ended(exits, processes, context.envs)
         if any(seen["exit_code"] for seen in exits.values()):
+            restart = int(context.envs[0]["TORCHELASTIC_RESTART_COUNT"])
+            note_failure(attempt_dir, restart)
             deadline = time.monotonic() + FOLLOW_S
             while len(exits) < len(processes) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
                 _note_ended(exits, processes, context.envs)
+            _leave(attempt_dir / f"exits_{restart}.json", list(exits.values()))
         return poll(context)
 
     SubprocessContext._poll = note_and_poll  # type: ignore[method-assign, assignment]
@@ -221,6 +228,8 @@ def _in_one_line(error: BaseException, arguments: "argparse.Namespace") -> str:
     reason = ": ".join(filter(None, [type(cause).__name__, " ".join(str(cause).split())[:300].rstrip(".")]))
     if arguments.nnodes == "1":
         return f"torchrun's agent failed: {reason}"
+    if type(cause).__name__ in ("RendezvousClosedError", "EndedElsewhereError"):
+        return f"the launcher of another node has ended the job ({reason}); it says why"
     where = arguments.rdzv_endpoint or f"{arguments.master_addr}:{arguments.master_port}"
     return (
         f"the nodes did not meet at {where} ({reason}); all launchers must be up, with the same arguments, and that "

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from lockstep.core import beats
 from lockstep.distributed.torch_direct import DirectExchange, Exchange
 from lockstep.distributed.wording import torch_errors_in_words
 
@@ -107,10 +108,11 @@ class _WaitOnHost:
     def __init__(self) -> None:
         self._total_s = 0.0
 
-    def wait_for(self, work: dist.Work) -> None:
+    def wait_for(self, work: dist.Work, tag: str) -> None:
         _RECENT.append(work)
         began = time.perf_counter()
-        work.wait()
+        with beats.exchange(tag):
+            work.wait()
         self._total_s += time.perf_counter() - began
 
     def take_s(self) -> float:
@@ -130,12 +132,13 @@ class _WaitOnDevice:
     def __init__(self) -> None:
         self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=_MAX_PAIRS)
 
-    def wait_for(self, work: dist.Work) -> None:
+    def wait_for(self, work: dist.Work, tag: str) -> None:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         work.wait()
         end.record()
         self._pairs.append((begin, end))
+        beats.exchanges_on_device(tag)  # whoever reads the result waits for it
 
     def take_s(self) -> float:
         if self._pairs:
@@ -147,7 +150,7 @@ class _WaitOnDevice:
 
 class _DirectSum:
     def __init__(self, exchange: Exchange, target: torch.Tensor) -> None:
-        self._exchange, self._target = exchange, target
+        self._exchange, self._target = exchange, target.detach()  # a parameter takes no sum in place
 
     def wait(self) -> None:
         first, second, *others = self._exchange.wait()
@@ -170,6 +173,6 @@ class _Pending:
     def wait(self) -> None:
         if self._work is not None:
             with _lost_ranks_in_words(self._tag):
-                self._wait.wait_for(self._work)
+                self._wait.wait_for(self._work, self._tag)
         if self._staged is not self._target:
             self._target.copy_(self._staged)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from lockstep.core import beats
 from lockstep.core.errors import RunError, UsageError
 from lockstep.distributed.torch_collectives import Collectives, Work
 from lockstep.distributed.wording import name_ranks
@@ -164,7 +165,8 @@ class CheckedCollectives:
         own = self._next(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tag)
         try:
             self._board.publish(own)
-            met = self._board.meet(own, self._timeout_s)
+            with beats.exchange(tag):
+                met = self._board.meet(own, self._timeout_s)
             silent = [rank for rank in range(self.world_size) if rank not in met]
             past = self._board.read(silent[0], own.sequence - 1) if silent else None
         except (dist.DistError, RuntimeError) as error:

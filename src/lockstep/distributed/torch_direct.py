@@ -12,26 +12,36 @@ import select
 import socket
 import struct
 import time
+import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 
 import torch
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from lockstep.core import beats
 from lockstep.core.errors import RunError
+from lockstep.distributed.wording import name_ranks
 
 MAX_RANKS = 16
 """Every rank sends to every other; beyond this many a reduction in steps is cheaper."""
 MAX_BYTES = 160 * 1024
 """What a socket takes at once under Linux's default limits: a message is on its way while its sender computes."""
 
-_HEADER_BYTES = 64  # what follows is aligned for every type
+_HEADER_BYTES = 128  # what follows is aligned for every type
 _BUFFER_BYTES = 4 * MAX_BYTES
-_HELLO = struct.Struct("<I")
-_SEQUENCE = struct.Struct("<Q")
+_LONGEST_POLL_S = 60.0
+_GREETING_S = 2.0
+"""How long a process that has connected may take to say who it is."""
+_LOOK_S = 0.1
+_SHORT_PAUSE_S = 0.002
+_FAILED = "failed"
+_TOKEN_BYTES = 16
+_HELLO = struct.Struct(f"<I{_TOKEN_BYTES}s")
+# The number of the exchange, and a sum of the whole text, which may be longer than the room for it.
+_WHICH = struct.Struct("<QI")
 
 
 class DirectExchange:
@@ -45,21 +55,24 @@ class DirectExchange:
 
     def __init__(self, rank: int, sockets: Mapping[int, socket.socket], timeout_s: float) -> None:
         self.rank, self.world_size = rank, len(sockets) + 1
-        self._neighbours = [_Neighbour(other, sockets[other]) for other in sorted(sockets)]
+        self._neighbours = [_Neighbour(rank, other, sockets[other]) for other in sorted(sockets)]
         self._timeout_s = timeout_s
         self._num_started = 0
         self._waited_s = 0.0
+        self._failure: RunError | None = None
+        """Once an exchange has failed, nothing that arrives can be trusted any more."""
 
     def fits(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is small enough, and on the CPU."""
         return tensor.device.type == "cpu" and tensor.nbytes <= MAX_BYTES
 
     def start(self, tensor: torch.Tensor, name: str, tag: str) -> "Exchange":
-        """Begin to send a tensor (contiguous) to all others, and to receive theirs; it may be overwritten at once."""
+        """Begin to send a tensor to all others, and to receive theirs; it may be overwritten at once."""
         self._num_started += 1
-        message = tensor.detach().view(-1).view(torch.uint8)
+        message = tensor.detach().reshape(-1).view(torch.uint8)
         table = torch.empty((self.world_size, _HEADER_BYTES + message.numel()), dtype=torch.uint8)
-        header = _header(self._num_started, f"{name} of {tensor.nbytes} bytes, {tag}")
+        kind = str(tensor.dtype).removeprefix("torch.")
+        header = _header(self._num_started, f"{name} of {tuple(tensor.shape)} {kind} '{tag}'")
         table[self.rank, :_HEADER_BYTES] = torch.frombuffer(header, dtype=torch.uint8)
         table[self.rank, _HEADER_BYTES:] = message
         rows = table.numpy()
@@ -73,21 +86,33 @@ class DirectExchange:
         """Wait until an exchange, and with it all before it, is over.
 
         Raises:
-            RunError: a rank has ended, does not answer, or is in another exchange.
+            RunError: a rank has ended, does not answer, or is in another exchange; from then on, always.
         """
+        if self._failure is not None:
+            raise RunError(str(self._failure)) from self._failure
         began = time.monotonic()
-        deadline = began + self._timeout_s
-        while waiting := [each for each in self._neighbours if each.num_received < number or each.num_sent < number]:
+        try:
+            with beats.exchange(tag):
+                self._finish(number, tag, began + self._timeout_s)
+        except RunError as error:
+            self._failure = error
+            raise
+        finally:
+            self._waited_s += time.monotonic() - began
+
+    def _finish(self, number: int, tag: str, deadline: float) -> None:
+        waiting = self._neighbours
+        while True:
             for neighbour in waiting:
                 try:
+                    neighbour.receive()  # first: what a rank sent before it ended may tell why
                     neighbour.send()
-                    neighbour.receive()
                 except OSError as error:
                     raise _lost(neighbour.rank, tag) from error
             waiting = [each for each in waiting if each.num_received < number or each.num_sent < number]
-            if waiting:
-                _wait_for(waiting, deadline, tag, self._timeout_s)
-        self._waited_s += time.monotonic() - began
+            if not waiting:
+                return
+            _wait_for(waiting, deadline, tag, self._timeout_s)
 
     def take_wait_s(self) -> float:
         """Return the seconds spent in ``finish`` since the last call."""
@@ -118,8 +143,9 @@ class Exchange:
 class _Neighbour:
     """Another rank: what is still to be sent to it and received from it, in order."""
 
-    def __init__(self, rank: int, connection: socket.socket) -> None:
+    def __init__(self, own_rank: int, rank: int, connection: socket.socket) -> None:
         self.rank, self.socket = rank, connection
+        self._own_rank = own_rank
         self.num_sent = self.num_received = 0
         self._outgoing: deque[memoryview] = deque()
         self._incoming: deque[_Incoming] = deque()
@@ -127,19 +153,19 @@ class _Neighbour:
 
     @property
     def events(self) -> int:
-        """What ``poll`` is to look for."""
-        return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+        """What ``poll`` is to look for; not for what nobody here takes yet, which would be there all the time."""
+        return (select.POLLIN if self._incoming else 0) | (select.POLLOUT if self._outgoing else 0)
 
     def begin(self, outgoing: memoryview, incoming: memoryview) -> None:
         self._outgoing.append(outgoing)
-        self._incoming.append(_Incoming(self.rank, outgoing[:_HEADER_BYTES], incoming))
+        self._incoming.append(_Incoming(outgoing[:_HEADER_BYTES], incoming))
 
     def send(self) -> None:
         """Send what the socket takes now."""
         with suppress(BlockingIOError):
             while self._outgoing:
                 rest = self._outgoing[0]
-                rest = rest[self.socket.send(rest) :]
+                rest = rest[self.socket.send(rest, socket.MSG_NOSIGNAL) :]
                 if rest:
                     self._outgoing[0] = rest
                 else:
@@ -150,17 +176,26 @@ class _Neighbour:
         """Take what has arrived."""
         with suppress(BlockingIOError):
             while self._incoming:
-                if not self._incoming[0].receive_from(self.socket):
-                    continue
-                self._incoming.popleft()
-                self.num_received += 1
+                message = self._incoming[0]
+                is_whole = message.receive_from(self.socket)
+                if message.is_another:
+                    raise RunError(
+                        f"the ranks have parted: rank {self._own_rank} is at {_in_words(message.expected)}, rank "
+                        f"{self.rank} at {_in_words(message.header)}; all ranks must make the same exchanges in the "
+                        "same order (LOCKSTEP_DEBUG_COLLECTIVES=1 shows where they part)"
+                    )
+                if is_whole:
+                    self._incoming.popleft()
+                    self.num_received += 1
 
 
 class _Incoming:
     """A message on its way here."""
 
-    def __init__(self, rank: int, expected: memoryview, into: memoryview) -> None:
-        self._rank, self._expected = rank, expected
+    def __init__(self, expected: memoryview, into: memoryview) -> None:
+        self.expected, self.header = expected, into[:_HEADER_BYTES]
+        self.is_another = False
+        """Whether it belongs to another exchange than the one it was expected in."""
         self._into = into
         self._num_bytes = 0
 
@@ -169,18 +204,13 @@ class _Incoming:
 
         Raises:
             OSError: the other end is gone.
-            RunError: it belongs to another exchange.
         """
         num_new = connection.recv_into(self._into[self._num_bytes :])
         if num_new == 0:
             raise ConnectionResetError("end of file")
         before, self._num_bytes = self._num_bytes, self._num_bytes + num_new
-        if before < _HEADER_BYTES <= self._num_bytes and self._into[:_HEADER_BYTES] != self._expected:
-            theirs, ours = (_in_words(bytes(header)) for header in (self._into[:_HEADER_BYTES], self._expected))
-            raise RunError(
-                f"the ranks have parted: this rank is at {ours}, rank {self._rank} at {theirs}; all ranks must make "
-                "the same exchanges in the same order (LOCKSTEP_DEBUG_COLLECTIVES=1 shows where they part)"
-            )
+        if before < _HEADER_BYTES <= self._num_bytes:
+            self.is_another = self.header != self.expected
         return self._num_bytes == len(self._into)
 
 
@@ -189,8 +219,8 @@ def connect(
 ) -> DirectExchange | None:
     """Return the connections of this rank to all others of this host, None if any of them can't be had.
 
-    Every rank calls it. Connections are made through Linux's abstract socket names, which leave no file behind; who is
-    at the other end is asked of the kernel.
+    Every rank calls it; where one of them can't, the others learn it from the store. Connections are made through
+    Linux's abstract socket names, which leave no file behind; who is at the other end is asked of the kernel.
 
     Args:
         rank: of this process.
@@ -200,59 +230,80 @@ def connect(
         connect_timeout_s: for all connections together.
     """
     sockets: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + connect_timeout_s
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            name = f"lockstep-{secrets.token_hex(16)}"
+            name, token = f"lockstep-{secrets.token_hex(16)}", secrets.token_bytes(_TOKEN_BYTES)
             listener.bind(f"\0{name}")
             listener.listen(world_size)
-            listener.settimeout(connect_timeout_s)
-            store.set(f"listens/{rank}", name)
+            listener.settimeout(_LOOK_S)
+            store.set(f"listens/{rank}", f"{token.hex()} {name}")
             for other in range(rank):
-                store.wait([f"listens/{other}"], timedelta(seconds=connect_timeout_s))
-                connection = _new_connection(connect_timeout_s)
-                sockets[other] = connection
-                connection.connect(f"\0{store.get(f'listens/{other}').decode()}")
-                connection.sendall(_HELLO.pack(rank))
+                sockets[other] = _connection_to(other, rank, store, deadline)
             while len(sockets) < world_size - 1:
-                connection, _ = listener.accept()
-                greeted = _greeted_by(connection, connect_timeout_s)
-                if greeted is None:
-                    connection.close()
-                else:
-                    sockets[greeted] = connection
+                _check_whether_it_is_in_vain(store, deadline)
+                with suppress(TimeoutError):
+                    connection, _ = listener.accept()
+                    greeted = _greeted_by(connection, token)
+                    if greeted is None or not rank < greeted < world_size or greeted in sockets:
+                        connection.close()
+                    else:
+                        sockets[greeted] = connection
     except (OSError, DistError, RuntimeError):
         for connection in sockets.values():
             connection.close()
+        with suppress(DistError, RuntimeError):
+            store.set(_FAILED, "1")
         return None
     return DirectExchange(rank, sockets, timeout_s)
 
 
-def _new_connection(timeout_s: float) -> socket.socket:
+def _check_whether_it_is_in_vain(store: Store, deadline: float) -> None:
+    """Raise ConnectionError after the deadline, or where another rank has given up."""
+    if time.monotonic() > deadline or store.check([_FAILED]):
+        raise ConnectionError("not all ranks of this host can be connected")
+
+
+def _connection_to(other: int, rank: int, store: Store, deadline: float) -> socket.socket:
+    key = f"listens/{other}"
+    while not store.check([key]):
+        _check_whether_it_is_in_vain(store, deadline)
+        time.sleep(_SHORT_PAUSE_S)
+    token, name = store.get(key).decode().split()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
+    connection.settimeout(max(_LOOK_S, deadline - time.monotonic()))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    connection.connect(f"\0{name}")
+    connection.sendall(_HELLO.pack(rank, bytes.fromhex(token)))
     return connection
 
 
-def _greeted_by(connection: socket.socket, timeout_s: float) -> int | None:
-    """Return the rank at the other end of a connection, None if it is a process of another user."""
+def _greeted_by(connection: socket.socket, token: bytes) -> int | None:
+    """Return the rank at the other end of a connection, None if it is a stranger: of another user, or without token."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user != os.getuid():
         return None
-    connection.settimeout(timeout_s)
-    hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-    return int(_HELLO.unpack(hello)[0]) if len(hello) == _HELLO.size else None
+    connection.settimeout(_GREETING_S)
+    try:
+        hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+    except OSError:
+        return None
+    if len(hello) != _HELLO.size:
+        return None
+    rank, shown = _HELLO.unpack(hello)
+    return int(rank) if shown == token else None
 
 
 def _header(number: int, text: str) -> bytearray:
-    room = _HEADER_BYTES - _SEQUENCE.size
-    return bytearray(_SEQUENCE.pack(number) + text.encode()[:room].ljust(room))
+    whole = text.encode()
+    room = _HEADER_BYTES - _WHICH.size
+    return bytearray(_WHICH.pack(number, zlib.crc32(whole)) + whole[:room].ljust(room))
 
 
-def _in_words(header: bytes) -> str:
-    text = header[_SEQUENCE.size :].decode(errors="replace").rstrip()
-    return f"exchange {_SEQUENCE.unpack_from(header)[0]} ({text})"
+def _in_words(header: memoryview) -> str:
+    text = bytes(header[_WHICH.size :]).decode(errors="replace").rstrip()
+    return f"exchange {_WHICH.unpack_from(header)[0]}, {text}"
 
 
 def _lost(rank: int, tag: str) -> RunError:
@@ -261,13 +312,15 @@ def _lost(rank: int, tag: str) -> RunError:
     )
 
 
-def _wait_for(neighbours: list[_Neighbour], deadline: float, tag: str, timeout_s: float) -> None:
+def _wait_for(neighbours: Sequence[_Neighbour], deadline: float, tag: str, timeout_s: float) -> None:
     poll = select.poll()
     for neighbour in neighbours:
         poll.register(neighbour.socket, neighbour.events)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-        names = ", ".join(str(neighbour.rank) for neighbour in neighbours)
+    left_s = deadline - time.monotonic()
+    # poll() takes no more than 24 days.
+    if not poll.poll(min(max(0.0, left_s), _LONGEST_POLL_S) * 1e3) and left_s <= 0:
+        names = name_ranks(neighbour.rank for neighbour in neighbours)
         raise RunError(
-            f"no answer within {timeout_s:.0f} s in the exchange of {tag} from rank {names}; see its log in ranks/, or "
-            "raise LOCKSTEP_TIMEOUT_S if it is only slow"
+            f"no answer within {timeout_s:g} s in the exchange of {tag} from {names}; see what keeps it in its log in "
+            "ranks/, or raise LOCKSTEP_TIMEOUT_S if it is only slow"
         )

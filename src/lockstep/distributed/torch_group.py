@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from lockstep.core import beats
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.network import address_towards, interface_of
 from lockstep.core.outcome import note_joined
 from lockstep.core.types import Comm
-from lockstep.distributed import torch_debug
+from lockstep.distributed import torch_debug, torch_nodes
 from lockstep.distributed.isolation import placement_problem
-from lockstep.distributed.topology import Topology, from_environment
+from lockstep.distributed.topology import Topology, from_environment, start_from_environment
 from lockstep.distributed.torch_collectives import Collectives
 from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.distributed.torch_debug import CheckedCollectives
@@ -33,6 +34,7 @@ JOIN_TIMEOUT_S = 120.0
 TIMEOUT_S = 600.0
 """How long an exchange may take; LOCKSTEP_TIMEOUT_S changes it."""
 LEAVE_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 20.0
 _PREFIX = "lockstep"
 _NAME_THE_NETWORK = "GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (nccl) names the network between the hosts"
 _ARRIVED, _MET = f"{_PREFIX}/arrived/{{}}", f"{_PREFIX}/met/{{}}"
@@ -74,8 +76,10 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
     if backend == "gloo":
         _keep_lock_holders_running()
         _choose_interface(topology)
-    store = _meet(topology)
-    with _deadline(topology, store), torch_errors_in_words("the ranks can't reach one another", _NAME_THE_NETWORK):
+    with beats.exchange("meeting"):
+        store = _meet(topology)
+    unreachable = torch_errors_in_words("the ranks can't reach one another", _NAME_THE_NETWORK)
+    with beats.exchange("meeting"), _deadline(topology, store), unreachable:
         dist.init_process_group(
             backend,
             store=PrefixStore(f"{_PREFIX}/group", store),
@@ -92,6 +96,7 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
     note_joined(topology.rank)
     atexit.register(cleanup)
     _end_at_once_on_failure()
+    torch_nodes.start(topology, store)
     return topology
 
 
@@ -101,8 +106,11 @@ def _connect_neighbours(topology: Topology, store: Store) -> None:
     is_one_host = topology.local_world_size == topology.world_size <= MAX_RANKS
     if dist.get_backend() != "gloo" or not is_one_host:
         return
-    timeouts_s = _seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S), _seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
-    direct = connect(topology.rank, topology.world_size, PrefixStore(f"{_PREFIX}/direct", store), *timeouts_s)
+    # The ranks have met already; and the time must do for gloo if it is needed.
+    connect_timeout_s = min(CONNECT_TIMEOUT_S, _seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S) / 2)
+    own_store = PrefixStore(f"{_PREFIX}/direct", store)
+    timeout_s = _seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S)
+    direct = connect(topology.rank, topology.world_size, own_store, timeout_s, connect_timeout_s)
     num_connected = torch.tensor([direct is not None], dtype=torch.int32)
     dist.all_reduce(num_connected)
     if int(num_connected) == topology.world_size:
@@ -209,6 +217,7 @@ def collectives() -> Collectives | CheckedCollectives:
 def cleanup() -> None:
     """Leave the process group, if there is one."""
     global _collectives, _current, _direct
+    torch_nodes.leave()
     if isinstance(_collectives, CheckedCollectives):
         _collectives.close()
     if _direct is not None:
@@ -261,7 +270,7 @@ def _meet(topology: Topology) -> Store:
             "reachable from here, and the port free for it?"
         ) from error
     # The agent's store outlives a restart of the ranks, which must not meet those of before.
-    store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", whole)
+    store = PrefixStore(f"attempt_{start_from_environment().number}", whole)
     store.set(_ARRIVED.format(topology.rank), "1")
     deadline = time.monotonic() + timeout_s
     missing = _without(store, _ARRIVED, range(topology.world_size))

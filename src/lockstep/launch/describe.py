@@ -18,13 +18,15 @@ def describe(plan: Plan, uses: Mapping[str, GpuUse]) -> list[str]:
     """
     several = plan.rendezvous.num_nodes > 1
     everywhere = " if every node has as many" if several else ""
+    fewest = plan.rendezvous.min_nodes
+    at_least = "" if fewest is None else f"{plan.num_ranks * fewest} to "
     lines = [
-        _row("ranks", f"{plan.num_ranks} on this node, {plan.world_size} in all{everywhere}"),
+        _row("ranks", f"{plan.num_ranks} on this node, {at_least}{plan.world_size} in all{everywhere}"),
         *(_row(f"  {_rank(plan, place)}", _place(plan, place, uses)) for place in plan.places),
     ]
     if plan.work.envs_by_rank is not None:
-        lines.append(_row("envs", f"{sum(plan.work.envs_by_rank)} in all"))
-    nodes = f"{plan.rendezvous.num_nodes} nodes, " if several else ""
+        lines.append(_row("envs", _envs(plan, sum(plan.work.envs_by_rank))))
+    nodes = f"{plan.rendezvous.count}, " if several else ""
     lines += [
         _row("rendezvous", nodes + plan.rendezvous.description),
         _row("backend", plan.backend),
@@ -63,6 +65,12 @@ def concerns(plan: Plan, uses: Mapping[str, GpuUse]) -> list[str]:
     return found
 
 
+def _envs(plan: Plan, most: int) -> str:
+    if plan.work.fewest_envs in (None, most):
+        return f"{most} in all"
+    return f"{plan.work.fewest_envs} to {most} in all, by how many nodes there are at the start"
+
+
 def _row(label: str, text: str) -> str:
     return f"{label:<12}{text}"
 
@@ -84,7 +92,7 @@ def _place(plan: Plan, place: RankPlace, uses: Mapping[str, GpuUse]) -> str:
     first, envs = plan.first_rank(), plan.work.envs_by_rank
     if envs is not None and first is not None:
         parts.append(f"{envs[first + place.local_rank]} envs")
-    elif envs is not None and len(set(envs)) == 1:
+    elif envs is not None and len(set(envs)) == 1 and not plan.rendezvous.is_elastic:
         parts.append(f"{envs[0]} envs")
     return ", ".join(parts)
 

@@ -1,24 +1,24 @@
-"""How the ranks of this node ended, which of them decides the exit code, and what is said about it."""
+"""How the ranks of this node ended, and which of them decides the exit code."""
 
 import json
 import signal
-import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.interrupts import EXIT_CODES
-from lockstep.core.outcome import RankOutcome, read_outcomes
-from lockstep.launch.logs import AttemptLogs, last_lines, read_attempt_logs
-from lockstep.launch.plan import STDERR, Plan
+from lockstep.core.beats import Beat, read_beats
+from lockstep.core.blame import Verdict
+from lockstep.core.outcome import FOLLOWS, RankOutcome, read_outcomes, read_run
+from lockstep.core.stack_dump import stack_path
+from lockstep.launch.logs import AttemptLogs, RankFiles, read_attempt_logs
+
+LOST_A_RANK = "lost another rank in the exchange of"
+LOST = (LOST_A_RANK, "onnection closed by peer", "onnection reset by peer")
+"""What a rank says, in our words or gloo's, when another has gone."""
 
 _LATER_S = 5.0
 """A rank that is killed this long after the first failure was killed by torchrun, because it did not stop."""
-_MAX_LINES = 40
-_EARLY = "ended early with exit code 0 while the others went on"
-_LOST = ("lost another rank in the exchange of", "onnection closed by peer", "onnection reset by peer")
-"""What a rank says, in our words or gloo's, when another has gone."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,30 @@ class RankEnd:
     """Seconds since 1970; when torchrun noticed."""
     order: int = 0
     """In which torchrun noticed."""
+    stdout: Path | None = None
     stderr: Path | None = None
     ended_at_s: float | None = None
     """Seconds since 1970; when the agent saw that the process had ended by itself, None if torchrun has ended it."""
+    beat: Beat | None = None
+    """Its last."""
+    verdict: Verdict | None = None
+    """Why the launcher has killed it, if it has."""
+    run_log: Path | None = None
+    """What it printed once the run directory was there, in that directory."""
+    stack: Path | None = None
+    """Where it wrote down what its threads were at, if it was asked to and could."""
 
     @property
     def killed_by(self) -> int:
         """The signal that ended the process before it could say anything; 0 for none."""
-        said = self.outcome is not None and self.outcome.exit_code != 0
+        said = self.verdict is not None or (self.outcome is not None and self.outcome.exit_code != 0)
         return 0 if said or self.process_code >= 0 else -self.process_code
 
     @property
     def exit_code(self) -> int:
-        """The rank's exit code, as a shell has it: 128 + n for signal n."""
+        """The rank's exit code, as a shell has it: 128 + n for signal n; 1 for one that the launcher had to kill."""
+        if self.verdict is not None:
+            return 1
         if self.killed_by:
             return 128 + self.killed_by
         if self.outcome is not None and self.outcome.exit_code != 0:
@@ -57,12 +68,16 @@ class RankEnd:
     @property
     def severity(self) -> int:
         """0 is the worst: killed by a signal, failed, refused, interrupted, preempted."""
-        if self.killed_by:
+        if self.killed_by or self.verdict is not None:
             return 0
         return {2: 2, 130: 3, 75: 4}.get(self.exit_code, 1)
 
     def ended_by_torchrun(self, first_failure_s: float) -> bool:
         """Return whether torchrun ended this rank because another one had failed."""
+        if self.verdict is not None:
+            return False
+        if self.outcome is not None and self.outcome.message.startswith(FOLLOWS):
+            return True
         late = self.failed_at_s - first_failure_s >= _LATER_S
         return self.killed_by == signal.SIGTERM or (self.killed_by == signal.SIGKILL and late)
 
@@ -76,23 +91,74 @@ class JobEnd:
     agent_code: int = 0
     agent_error: str = ""
     """Of torchrun itself, such as a rendezvous that did not come about."""
+    was_short_of_memory: bool = False
+    """Whether the kernel has ended a process here for want of memory meanwhile."""
 
 
-def read_end(attempt_dir: Path, agent_code: int) -> JobEnd:
-    """Return what agent and ranks left in the attempt folder; ``agent_code`` is negative for a signal."""
-    logs = read_attempt_logs(attempt_dir)
-    try:
-        report: dict[str, Any] = json.loads((attempt_dir / "agent.json").read_text())
-    except (OSError, ValueError):
-        report = {}
-    outcomes = read_outcomes(attempt_dir, logs.restart)
+def read_end(
+    attempt_dir: Path,
+    agent_code: int,
+    verdicts: Mapping[int, Verdict] | None = None,
+    logs: AttemptLogs | None = None,
+    was_short_of_memory: bool = False,
+) -> JobEnd:
+    """Return what agent and ranks left in the attempt folder.
+
+    Args:
+        attempt_dir: the folder.
+        agent_code: what the agent returned, negative for a signal.
+        verdicts: why the launcher has killed ranks, by rank.
+        logs: of the start of the ranks that is meant; None for the last.
+        was_short_of_memory: whether the kernel has ended a process for want of memory.
+    """
+    is_last = logs is None
+    logs = logs or read_attempt_logs(attempt_dir)
+    report: dict[str, Any] = (_read(attempt_dir / "agent.json") if is_last else None) or {}
+    # The agent may have been killed before it could tell of all.
+    seen_to_end = report.get("exits") or _read(_exits_path(attempt_dir, logs.restart)) or []
     failures = {failure["rank"]: (order, failure) for order, failure in enumerate(report.get("failures", []))}
-    exits = {seen["rank"]: seen for seen in report.get("exits", [])}
-    ranks = [
-        _rank_end(rank, *failures.get(rank, (len(failures), {})), outcomes.get(rank), logs, exits.get(rank, {}))
-        for rank in sorted({*failures, *outcomes, *exits})
-    ]
-    return JobEnd(tuple(ranks), agent_code, report.get("error", ""))
+    exits = {seen["rank"]: seen for seen in seen_to_end}
+    outcomes = read_outcomes(attempt_dir, logs.restart)
+    beats = {rank: beat for rank, beat in read_beats(attempt_dir).items() if beat.restart == logs.restart}
+    verdicts = verdicts or {}
+    ranks = []
+    for rank in sorted({*failures, *outcomes, *exits, *verdicts}):
+        order, failure = failures.get(rank, (len(failures), {}))
+        verdict, seen, outcome = verdicts.get(rank), exits.get(rank, {}), outcomes.get(rank)
+        log = next((log for log in logs.ranks if log.rank == rank), RankFiles(0, rank, None, None))
+        stack = stack_path(attempt_dir, rank)
+        run_log = (read_run(attempt_dir) or attempt_dir) / "ranks" / f"rank_{rank}.log"
+        ranks.append(
+            RankEnd(
+                rank=rank,
+                local_rank=failure.get("local_rank", seen.get("local_rank", log.local_rank)),
+                process_code=failure.get("exit_code", seen.get("exit_code", 0)),
+                outcome=outcome,
+                pid=failure.get("pid", seen.get("pid", verdict.pid if verdict else None)),
+                failed_at_s=failure.get("time_s", seen.get("time_s", outcome.time_s if outcome else 0.0)),
+                order=order,
+                stdout=log.stdout,
+                stderr=log.stderr,
+                ended_at_s=seen.get("time_s"),
+                beat=verdict.beat if verdict else beats.get(rank),
+                verdict=verdict,
+                run_log=run_log if run_log.is_file() else None,
+                stack=stack if verdict and stack.exists() else None,
+            )
+        )
+    return JobEnd(tuple(ranks), agent_code, report.get("error", ""), was_short_of_memory)
+
+
+def first_failure_s(attempt_dir: Path, restart: int) -> float | None:
+    """Return when the first rank of this node failed, in seconds since 1970; None if none is known to have.
+
+    Args:
+        attempt_dir: where ranks and agent leave word.
+        restart: how often the ranks had been started again.
+    """
+    said = [one.time_s for one in read_outcomes(attempt_dir, restart).values() if one.status in ("failed", "refused")]
+    seen = [one["time_s"] for one in _read(_exits_path(attempt_dir, restart)) or [] if one["exit_code"]]
+    return min([*said, *seen], default=None)
 
 
 def deciding(ranks: Sequence[RankEnd], is_script: bool) -> RankEnd | None:
@@ -108,7 +174,7 @@ def deciding(ranks: Sequence[RankEnd], is_script: bool) -> RankEnd | None:
     first_failure_s = min((end.failed_at_s for end in failed if end.process_code != 0), default=0.0)
     own = [end for end in failed if not end.ended_by_torchrun(first_failure_s)] or failed
     if is_script:
-        return min(own, key=lambda end: (end.order, end.rank))
+        return min(own, key=lambda end: (end.order, end.failed_at_s, end.rank))
     return min(own, key=_badness)
 
 
@@ -129,144 +195,19 @@ def ended_early(ranks: Sequence[RankEnd]) -> list[RankEnd]:
     return [end for end in ranks if end.exit_code == 0 and end.ended_at_s is not None]
 
 
-@dataclass(frozen=True)
-class Report:
-    """What the user is told of the end."""
-
-    lines: tuple[str, ...] = ()
-    needs_logs: bool = False
-    """A line sends the user to a file of the logs, which must then be kept."""
+def _exits_path(attempt_dir: Path, restart: int) -> Path:
+    return attempt_dir / f"exits_{restart}.json"
 
 
-def report(end: JobEnd, plan: Plan) -> Report:
-    """Return what tells the user of a failure which nothing on the screen has told yet."""
-    decider = deciding(end.ranks, plan.work.is_script)
-    if decider is None:
-        return _report_of_agent(end, plan)
-    if decider.exit_code in EXIT_CODES.values():
-        if end.agent_code >= 0:
-            return Report()
-        return Report((f"lockstep: warning: {_of_agent(end)}; the ranks saved and stopped",))
-    early = ended_early(end.ranks)
-    cause = next((one for one in early if _is_cause(one, end.ranks, plan)), None)
-    if decider.killed_by in (0, signal.SIGABRT) and cause is not None:
-        return _report_of_rank(cause, plan, _EARLY)
-    own = _report_of_decider(decider, end.ranks, plan)
-    # A rank of a training that has said how it ended is through with it.
-    notes = [f"lockstep: warning: {_place(one)} {_EARLY}" for one in early if one.outcome is None]
-    return Report((*own.lines, *notes), own.needs_logs)
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
-def _report_of_decider(decider: RankEnd, ranks: Sequence[RankEnd], plan: Plan) -> Report:
-    if _was_shown(decider, ranks, plan):
-        return Report()
-    message = decider.outcome.message if decider.outcome else ""
-    if decider.exit_code == 2 and message:
-        return Report((f"lockstep: error: rank {decider.rank}: {message}",))
-    return _report_of_rank(decider, plan, _what_happened(decider))
-
-
-def _report_of_rank(end: RankEnd, plan: Plan, what: str) -> Report:
-    lines = [f"lockstep: error: {_place(end)} {what}"]
-    if plan.streams_on_screen(end.local_rank) & STDERR:
-        return Report(tuple(lines))
-    lines += [f"  {line}" for line in _last_words(end)]
-    if end.stderr is None:
-        return Report(tuple(lines))
-    return Report((*lines, f"  its full log: {end.stderr.parent}"), needs_logs=True)
-
-
-def _place(end: RankEnd) -> str:
-    process = "" if end.pid is None else f", pid {end.pid}"
-    return f"rank {end.rank} (local rank {end.local_rank} on {socket.gethostname()}{process})"
-
-
-def _is_cause(early: RankEnd, ranks: Sequence[RankEnd], plan: Plan) -> bool:
-    """Return whether the others failed because a rank had ended well.
-
-    They say so, or it is one of a training that ended without a word. The ranks of a script may be through at any time.
-    """
-    if not plan.work.is_script and early.outcome is None:
-        return True
-    said = [
-        text
-        for end in ranks
-        if end.exit_code != 0
-        for text in ([end.outcome.message] if end.outcome else last_lines(end.stderr, _MAX_LINES))
-    ]
-    return any(words in text for text in said for words in _LOST)
-
-
-def _rank_end(
-    rank: int, order: int, failure: dict[str, Any], outcome: RankOutcome | None, logs: AttemptLogs, seen: dict[str, Any]
-) -> RankEnd:
-    log = next((log for log in logs.ranks if log.rank == rank), None)
-    return RankEnd(
-        rank=rank,
-        local_rank=failure.get("local_rank", seen.get("local_rank", log.local_rank if log else 0)),
-        process_code=failure.get("exit_code", 0),
-        outcome=outcome,
-        pid=failure.get("pid", seen.get("pid")),
-        failed_at_s=failure.get("time_s", outcome.time_s if outcome else 0.0),
-        order=order,
-        stderr=log.stderr if log else None,
-        ended_at_s=seen.get("time_s"),
-    )
-
-
-def _badness(end: RankEnd) -> tuple[int, float, int, int]:
+def _badness(end: RankEnd) -> tuple[int, bool, float, int, int]:
     # The rank's own clock tells the cause from what follows: a rank has noted its failure before its peers notice.
     when_s = end.outcome.time_s if end.outcome and not end.killed_by else end.failed_at_s
-    return end.severity, when_s, end.order, end.rank
-
-
-def _was_shown(decider: RankEnd, ranks: Sequence[RankEnd], plan: Plan) -> bool:
-    """Return whether a rank whose stderr is on the screen has said it."""
-    for end in ranks:
-        if not plan.streams_on_screen(end.local_rank) & STDERR or end.killed_by:
-            continue
-        if end is decider and (end.local_rank == 0 or end.exit_code == 2):
-            return True  # other ranks on the screen are among many: a last line says which it was
-        same = (
-            end.outcome is not None and decider.outcome is not None and end.outcome.message == decider.outcome.message
-        )
-        if same and end.exit_code == decider.exit_code:
-            return True
-    return False
-
-
-def _what_happened(end: RankEnd) -> str:
-    if end.killed_by:
-        return f"was killed by {_name(end.killed_by)}"
-    if end.outcome is not None and end.outcome.message and not end.outcome.traceback:
-        return f"failed: {end.outcome.message}"
-    return f"ended with exit code {end.exit_code}"
-
-
-def _of_agent(end: JobEnd) -> str:
-    return f"torchrun's agent was killed by {_name(-end.agent_code)}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _last_words(end: RankEnd) -> list[str]:
-    if end.outcome is not None and end.outcome.traceback and not end.killed_by:
-        return end.outcome.traceback.rstrip().splitlines()[-_MAX_LINES:]
-    if end.outcome is not None and end.outcome.message and not end.killed_by:
-        return []
-    return last_lines(end.stderr, _MAX_LINES)
-
-
-def _report_of_agent(end: JobEnd, plan: Plan) -> Report:
-    if end.agent_code == 0:
-        return Report()
-    if end.agent_code < 0:
-        return Report((f"lockstep: error: {_of_agent(end)}; the ranks were ended with it",))
-    log = plan.log_dir / "agent.log"
-    reason = end.agent_error or "torchrun's agent failed"
-    return Report((f"lockstep: error: {reason}; see {log}",), needs_logs=True)
+    follows = end.severity > 0 and end.outcome is not None and any(words in end.outcome.message for words in LOST)
+    return end.severity, follows, when_s, end.order, end.rank

@@ -8,22 +8,29 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import EXIT_CODES
-from lockstep.core.outcome import LAUNCHER_PID, read_pid
+from lockstep.core.outcome import LAUNCHER_PID, mark_final, read_pid, read_run
 from lockstep.core.process_control import adopt_orphans, catches
-from lockstep.launch.ends import Report, exit_code, read_end, report
+from lockstep.launch.ends import exit_code, read_end
+from lockstep.launch.failures import Restarts, keep_report, mark_run
 from lockstep.launch.logs import Follower, Say, read_attempt_logs
+from lockstep.launch.memory import num_oom_kills
 from lockstep.launch.plan import Plan
 from lockstep.launch.processes import end_job, reap_orphans, remove_leftovers, send, workers
+from lockstep.launch.report import Report, report
 from lockstep.launch.waiting import Waiting
+from lockstep.launch.watch import Watch
 
 POLL_S = 0.05
 GRACE_S = 10.0
 """How long processes that are left when the job is over may take to end by themselves."""
+STRANDED_GRACE_S = 2.0
+"""As that, for those of which it is known that they don't."""
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -49,6 +56,7 @@ def launch(plan: Plan, say: Say) -> int:
         needs_logs = told.needs_logs
         for line in told.lines:
             say(line, True)
+        _note_failure(plan, code, told)
     finally:
         shutil.rmtree(plan.attempt_dir if needs_logs else plan.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -61,6 +69,13 @@ def _make_log_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"log_dir {path} can't be made ({error.strerror}); choose another --log_dir") from None
+
+
+def _note_failure(plan: Plan, code: int, told: Report) -> None:
+    """Leave word of a failure in the run directory."""
+    keep_report(plan, told)
+    if code not in (0, 2, *EXIT_CODES.values()):
+        mark_run(plan, told.reason or f"the job ended with exit code {code}", told.knows_cause)
 
 
 class _Launch:
@@ -77,6 +92,7 @@ class _Launch:
         """The process of local rank 0 once it could be asked to stop."""
         self._forced_code: int | None = None
         """What the launcher returns if it has ended the job itself."""
+        self._num_oom_kills = num_oom_kills()
 
     def run(self) -> tuple[int, Report]:
         """Return the exit code and what is to be said about it."""
@@ -86,30 +102,37 @@ class _Launch:
         with _caught(self._signals):
             # In a session of its own, so that Ctrl-C in the terminal reaches the launcher alone.
             agent = subprocess.Popen(plan.command, env=environment, start_new_session=True)
+            watch = Watch(plan, agent.pid)
             try:
                 self._announce()
                 waiting = Waiting(plan, self._say)
-                while agent.poll() is None and self._forced_code is None:
+                restarts = Restarts(plan, self._say, watch)
+                while agent.poll() is None and self._forced_code is None and not watch.is_stranded:
                     self._follower.follow()
                     self._note_progress()
                     waiting.look()
+                    restarts.look()
+                    watch.look()
                     reap_orphans(agent.pid)
                     while self._signals and self._forced_code is None:
                         self._take(self._signals.popleft(), agent.pid)
                     time.sleep(POLL_S)
             finally:
-                left = self._end_all(agent)
+                left = self._end_all(agent, STRANDED_GRACE_S if watch.is_stranded else GRACE_S)
             self._follower.follow(to_the_end=True)
-        code, told = self._verdict(agent.returncode)
+        code, told = self._verdict(agent.returncode, watch)
         if left:
             warning = f"lockstep: warning: these processes can't be ended: {', '.join(map(str, left))}"
-            told = Report((*told.lines, warning), told.needs_logs)
+            told = replace(told, lines=(*told.lines, warning))
         return code, told
 
-    def _verdict(self, agent_code: int) -> tuple[int, Report]:
+    def _verdict(self, agent_code: int, watch: Watch) -> tuple[int, Report]:
         if self._forced_code is not None:
             return self._forced_code, Report()
-        end = read_end(self._plan.attempt_dir, agent_code)
+        folder = self._plan.attempt_dir
+        verdicts = watch.verdicts(read_attempt_logs(folder).restart)
+        was_short = (num_oom_kills() or 0) > (self._num_oom_kills or 0)
+        end = read_end(folder, agent_code, verdicts, was_short_of_memory=was_short)
         code = exit_code(end, self._plan.work.is_script)
         asked_for = code - 128 in self._taken  # it ended by the very signal that it was sent
         return code, Report() if asked_for else report(end, self._plan)
@@ -118,7 +141,7 @@ class _Launch:
         rendezvous = self._plan.rendezvous
         if rendezvous.num_nodes > 1:
             which = "this node" if rendezvous.node_rank is None else f"node {rendezvous.node_rank}"
-            where = f"{rendezvous.num_nodes} nodes meet {rendezvous.description}"
+            where = f"{rendezvous.count} meet {rendezvous.description}"
             self._say(f"lockstep: {where}; {which} waits for the others", True)
 
     def _first_worker(self) -> int | None:
@@ -159,6 +182,7 @@ class _Launch:
 
     def _ask_to_stop(self, number: signal.Signals, agent_pid: int) -> None:
         """Ask one rank to stop, which asks the others. One that is not training yet has nothing to save."""
+        mark_final(self._plan.attempt_dir)  # a rank that fails on the way out is no reason to start them all again
         pid = self._first_worker() or workers(agent_pid, self._plan.job).get(0)
         if pid is not None and catches(pid, signal.SIGUSR1):
             send(pid, signal.SIGINT if number == signal.SIGINT else signal.SIGUSR1)
@@ -166,11 +190,13 @@ class _Launch:
                 self._say("lockstep: stopping after this iteration; Ctrl-C again ends it now", True)
         elif pid is None or pid != self._trained:  # else it is through, and on its way out
             self._forced_code = EXIT_CODES["interrupted" if number == signal.SIGINT else "preempted"]
-            self._say("lockstep: stopped before training began; nothing was saved", True)
+            run = read_run(self._plan.attempt_dir)
+            when = "before training began; nothing was saved" if run is None else f"between two starts of {run}"
+            self._say(f"lockstep: stopped {when}", True)
 
-    def _end_all(self, agent: subprocess.Popen[bytes]) -> list[int]:
+    def _end_all(self, agent: subprocess.Popen[bytes], grace_s: float) -> list[int]:
         """End every process of the job; return those that can't be ended."""
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + grace_s
 
         def is_late() -> bool:
             while self._signals:

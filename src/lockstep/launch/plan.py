@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.core.blame import HANG_TIMEOUT, Limits
 from lockstep.core.environment import allowed_cores
 from lockstep.core.errors import UsageError
 from lockstep.core.gpu_mask import Gpu
@@ -33,7 +34,7 @@ STDOUT, STDERR = 1, 2
 _OF_ANOTHER_JOB = re.compile(
     r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|PET_\w+"
     r"|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"
-    r"|LOCKSTEP_(DEVICE|JOB|ATTEMPT_DIR|LAUNCHER_PID|LOG_ALL_RANKS)"
+    r"|LOCKSTEP_(DEVICE|JOB|ATTEMPT_DIR|LAUNCHER_PID|LOG_ALL_RANKS|START)"
 )
 _TEE = re.compile(r"[0-3]|[0-9]+:[0-3](,[0-9]+:[0-3])*", re.ASCII)
 
@@ -48,6 +49,8 @@ class Options:
     log_all_ranks: bool = False
     tee: str | None = None
     log_dir: Path | None = None
+    hang_timeout_s: float | None = None
+    """After which a rank that does not move is ended; 0 for never, None for what the environment says."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,12 @@ class Work:
     device: str = "auto"
     """As in a config."""
     is_script: bool = False
+    has_phases: bool = False
+    """Whether its ranks tell all along where they are. A script, or a learner of the user's, need not."""
     envs_by_rank: tuple[int, ...] | None = None
-    """Of the whole job; None if it is the script's own affair."""
+    """Of the whole job, at its most nodes; None if it is the script's own affair."""
+    fewest_envs: int | None = None
+    """Of the whole job, if it starts on its fewest nodes; None if it is not elastic."""
     warnings: tuple[str, ...] = ()
     """What may not be meant."""
 
@@ -87,6 +94,8 @@ class Plan:
     removed: tuple[str, ...]
     """Environment variables that it does not get."""
     warnings: tuple[str, ...]
+    limits: Limits
+    """For how long a rank may show nothing."""
 
     @property
     def num_ranks(self) -> int:
@@ -95,7 +104,7 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole job, if every node has as many as this one."""
+        """Ranks of the whole job, if every node has as many as this one; the most there can be in an elastic one."""
         return self.num_ranks * self.rendezvous.num_nodes
 
     @property
@@ -163,11 +172,6 @@ def make_plan(
     Raises:
         UsageError: whatever can't work.
     """
-    if options.max_restarts and not work.is_script:
-        raise UsageError(
-            f"--max_restarts {options.max_restarts} would start the training again from iteration 0 in this version; "
-            "leave it out, and go on with --resume after a failure"
-        )
     job = job or uuid.uuid4().hex
     rendezvous = plan_rendezvous(options.nodes, job)
     places = place_ranks(options.num_gpus, work.device, rendezvous.num_nodes > 1, environment, gpus)
@@ -201,8 +205,15 @@ def make_plan(
         command=command,
         added=added,
         removed=tuple(sorted(name for name in environment if _OF_ANOTHER_JOB.fullmatch(name))),
-        warnings=(*work.warnings, *_warnings(rendezvous, places)),
+        warnings=(*work.warnings, *_warnings(rendezvous, places, options.max_restarts)),
+        limits=_limits(options, work, environment),
     )
+
+
+def _limits(options: Options, work: Work, environment: Mapping[str, str]) -> Limits:
+    asked_s = options.hang_timeout_s
+    limits = Limits.from_environment(environment) if asked_s is None else Limits(asked_s)
+    return limits.for_training() if work.has_phases else limits
 
 
 def _added(
@@ -220,6 +231,8 @@ def _added(
             added["CUDA_VISIBLE_DEVICES"] = ""
     elif work.device.startswith("cuda:") and work.is_script:
         added["CUDA_VISIBLE_DEVICES"] = str(places[0].entry)
+    if options.hang_timeout_s is not None:
+        added[HANG_TIMEOUT] = f"{options.hang_timeout_s:g}"
     if options.log_all_ranks:
         added["LOCKSTEP_LOG_ALL_RANKS"] = "1"
     if "OMP_NUM_THREADS" not in environment:  # torchrun would set 1, however many cores there are
@@ -263,8 +276,10 @@ def _escaped(words: Sequence[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def _warnings(rendezvous: Rendezvous, places: Sequence[RankPlace]) -> tuple[str, ...]:
+def _warnings(rendezvous: Rendezvous, places: Sequence[RankPlace], max_restarts: int) -> tuple[str, ...]:
     found = [concern(rendezvous)] if rendezvous.endpoint is not None else []
+    if rendezvous.is_elastic and not max_restarts:
+        found.append("without --max_restarts N the job ends with the first node that is lost")
     cores = allowed_cores()
     if places[0].entry is None and len(places) > cores:
         have = f"{cores} core{'s' if cores > 1 else ''}"

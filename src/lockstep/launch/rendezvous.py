@@ -36,6 +36,7 @@ class Rendezvous:
     """Where the nodes meet, checked."""
 
     num_nodes: int
+    """The most there can be."""
     node_rank: int | None
     """None if the nodes get their numbers only when they meet."""
     host: str
@@ -51,6 +52,19 @@ class Rendezvous:
     """The port on which this node will listen unless another node of the job on this host does so already."""
     endpoint: str | None = None
     """As HOST:PORT; None on one node that chooses it at the start."""
+    min_nodes: int | None = None
+    """The fewest that an elastic job runs on; None for a fixed number of nodes."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may come and go while the job runs."""
+        return self.min_nodes is not None
+
+    @property
+    def count(self) -> str:
+        """The number of nodes in words."""
+        many = f"{self.num_nodes} node{'s' if self.num_nodes > 1 else ''}"
+        return many if self.min_nodes is None else f"{self.min_nodes} to {many}"
 
 
 def plan_rendezvous(nodes: Nodes, job: str) -> Rendezvous:
@@ -59,7 +73,7 @@ def plan_rendezvous(nodes: Nodes, job: str) -> Rendezvous:
     Raises:
         UsageError: something is missing, malformed or contradicts something else.
     """
-    num_nodes = 1 if nodes.nnodes is None else _num_nodes(nodes.nnodes)
+    min_nodes, num_nodes = (1, 1) if nodes.nnodes is None else _num_nodes(nodes.nnodes)
     static = [name for name in _STATIC if getattr(nodes, name) is not None]
     meeting = [name for name in _MEETING if getattr(nodes, name) is not None]
     if nodes.local_addr is not None and not _HOST.fullmatch(_bracketed(nodes.local_addr)):
@@ -69,10 +83,19 @@ def plan_rendezvous(nodes: Nodes, job: str) -> Rendezvous:
             f"--{static[0]} and --{meeting[0]} belong to two ways of finding the other nodes; keep --node_rank, "
             "--master_addr and --master_port, or keep --rdzv_*"
         )
+    if static and min_nodes < num_nodes:
+        raise UsageError(
+            f"--nnodes {nodes.nnodes} is for nodes that come and go, which --{static[0]} can't count; let them find "
+            "each other by --rdzv_endpoint HOST:PORT --rdzv_id ID, or give one number"
+        )
     if static:
         return _static(nodes, num_nodes)
     if meeting:
-        return _meeting(nodes, num_nodes, job)
+        return _meeting(nodes, min_nodes, num_nodes, job)
+    if min_nodes < num_nodes:
+        raise UsageError(
+            f"--nnodes {nodes.nnodes} needs --rdzv_endpoint HOST:PORT --rdzv_id ID, where nodes come and go"
+        )
     if num_nodes > 1:
         raise UsageError(
             f"{num_nodes} nodes must find one another: add --node_rank R --master_addr A --master_port P, or "
@@ -185,7 +208,7 @@ def _static(nodes: Nodes, num_nodes: int) -> Rendezvous:
     )
 
 
-def _meeting(nodes: Nodes, num_nodes: int, job: str) -> Rendezvous:
+def _meeting(nodes: Nodes, min_nodes: int, num_nodes: int, job: str) -> Rendezvous:
     backend = nodes.rdzv_backend or "c10d"
     if backend not in _BACKENDS:
         mend = "; for static write --node_rank, --master_addr and --master_port" if backend == "static" else ""
@@ -204,7 +227,7 @@ def _meeting(nodes: Nodes, num_nodes: int, job: str) -> Rendezvous:
     if nodes.rdzv_conf is not None and not re.fullmatch(r"[^=,\s]+=[^=,]+(,[^=,\s]+=[^=,]+)*", nodes.rdzv_conf):
         raise UsageError(f"rdzv_conf {nodes.rdzv_conf!r} is not of the form KEY=VALUE,KEY=VALUE")
     arguments = (
-        f"--nnodes={num_nodes}",
+        f"--nnodes={num_nodes if min_nodes == num_nodes else f'{min_nodes}:{num_nodes}'}",
         f"--rdzv_backend={backend}",
         f"--rdzv_endpoint={endpoint}",
         f"--rdzv_id={nodes.rdzv_id or job}",
@@ -223,6 +246,7 @@ def _meeting(nodes: Nodes, num_nodes: int, job: str) -> Rendezvous:
         plain_arguments=arguments,
         may_listen_on=int(port) if listens else None,
         endpoint=endpoint if is_known else None,
+        min_nodes=min_nodes if min_nodes < num_nodes else None,
     )
 
 
@@ -232,13 +256,16 @@ def _missing(names: list[str]) -> str:
     return f"{', '.join(front)} and {last} are missing" if front else f"{last} is missing"
 
 
-def _num_nodes(text: str) -> int:
-    if ":" in text:
-        raise UsageError(f"nnodes {text!r} asks for an elastic job, which comes in a later version; give one number")
-    number = _whole_number("nnodes", text)
-    if not 1 <= number <= _MAX_NODES:
-        raise UsageError(f"nnodes must lie in 1 to {_MAX_NODES}, not {number}")
-    return number
+def _num_nodes(text: str) -> tuple[int, int]:
+    """Return the fewest and the most nodes."""
+    least, colon, most = text.partition(":")
+    numbers = [_whole_number("nnodes", each) for each in ((least, most) if colon else (text,))]
+    for number in numbers:
+        if not 1 <= number <= _MAX_NODES:
+            raise UsageError(f"nnodes must lie in 1 to {_MAX_NODES}, not {number}")
+    if numbers[0] > numbers[-1]:
+        raise UsageError(f"nnodes {text} must be MIN:MAX, with MIN no larger than MAX; did you mean {most}:{least}?")
+    return numbers[0], numbers[-1]
 
 
 def _endpoint(text: str, num_nodes: int) -> str:

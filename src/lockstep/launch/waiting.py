@@ -62,9 +62,10 @@ class Waiting:
         late = [str(rank) for rank, pid in pids.items() if pid is None]
         if late:
             return len(late), f"rank{'s' if len(late) > 1 else ''} {', '.join(late)} of this node to start"
-        if plan.world_size == 1 or any(has_joined(plan.attempt_dir, rank) for rank in pids):
-            return "joined", None
         environment = next((environment_of(pid) for pid in pids.values() if pid is not None), {})
+        is_alone = plan.world_size == 1 or environment.get("WORLD_SIZE") == "1"  # an elastic job may be on one node
+        if is_alone or any(has_joined(plan.attempt_dir, rank) for rank in pids):
+            return "joined", None
         host, port = environment.get("MASTER_ADDR", "?"), environment.get("MASTER_PORT", "?")
         return "ranks", f"the ranks of this node have started and are to meet all others at {_at(host, port)}"
 

@@ -1,10 +1,11 @@
 """Settings of a training: the learner's (``agent``), the evaluation's, and the whole (``TrainConfig``)."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from lockstep.core.config import Config
+from lockstep.core.config import Config, merge, show
 from lockstep.core.errors import UsageError
 from lockstep.envs.config import EnvConfig
 
@@ -64,10 +65,16 @@ class EvaluationConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """When checkpoints are written and how many are kept."""
+    """When checkpoints are written, how many are kept, and what happens when the disk refuses."""
 
     interval: Count = Field(50, description="iterations between checkpoints; there is always one at the end")
+    interval_s: float = Field(
+        600.0, ge=0, le=1e9, description="seconds without a checkpoint after which there is one all the same; 0: never"
+    )
     keep: Count = Field(5, description="how many of the newest are kept")
+    on_error: Literal["continue", "stop"] = Field(
+        "continue", description="when the disk refuses a file of the run: go on and try again, or stop"
+    )
 
 
 class TrainConfig(Config):
@@ -143,6 +150,52 @@ class TrainConfig(Config):
                 "per rank, one number for all, or --total_envs"
             )
         return self.num_envs
+
+    def with_total_envs(self, total: int, world_size: int) -> "TrainConfig":
+        """Return this config with ``total`` envs shared out to so many ranks; some may get none.
+
+        Raises:
+            UsageError: ``total`` is no multiple of ``agent.num_mini_batches``.
+        """
+        if isinstance(self.num_envs, int) and self.num_envs * world_size == total:
+            return self
+        if not isinstance(self.num_envs, int) and (len(self.num_envs), sum(self.num_envs)) == (world_size, total):
+            return self
+        return merge(self, {"num_envs": deal(total, world_size, self.agent.num_mini_batches)})
+
+
+def deal(total: int, world_size: int, block: int) -> int | list[int]:
+    """Return ``num_envs`` of a config for ``total`` envs on so many ranks, in blocks, as evenly as that goes.
+
+    Raises:
+        UsageError: ``total`` is no multiple of ``block``.
+    """
+    shares = split_evenly(total, world_size, block)
+    return shares[0] if len(set(shares)) == 1 else list(shares)
+
+
+def ranks_of_run(run: Mapping[str, Any]) -> int:
+    """Return how many ranks a run had by its ``config.yaml``.
+
+    Raises:
+        UsageError: it has a ``world_size`` that is none.
+    """
+    world_size = run.get("world_size", 1)
+    if isinstance(world_size, bool) or world_size not in range(1, 2**31):
+        raise UsageError(f"world_size must be a whole number above 0, not {show(world_size)}; mend the run's config")
+    return int(world_size)
+
+
+def envs_of_run(run: Mapping[str, Any]) -> int | None:
+    """Return the envs of a whole run by its ``config.yaml``, None if that does not say.
+
+    Raises:
+        UsageError: what it says can't be.
+    """
+    if "num_envs" not in run:
+        return None
+    settings = {"agent": {"num_mini_batches": 1}, "num_envs": run["num_envs"]}
+    return sum(merge(TrainConfig(task=""), settings).envs_by_rank(ranks_of_run(run)))
 
 
 def split_evenly(total: int, world_size: int, block: int = 1) -> tuple[int, ...]:

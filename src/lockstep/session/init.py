@@ -43,13 +43,16 @@ def init(device: str = "auto", backend: str | None = None, *, seed: int | None =
             draw the same numbers; None leaves them alone. Envs have streams of their own, seeded by ``make_env``.
 
     Raises:
-        UsageError: no such device or backend, torchrun did not start this process, or ranks run different versions.
+        UsageError: no such device or backend, torchrun did not start this process, ranks run different versions, or
+            LOCKSTEP_HANG_TIMEOUT_S is no number of seconds.
         RunError: ranks are missing; they are named.
     """
     import torch
 
+    from lockstep.distributed import heartbeat
     from lockstep.distributed.torch_group import current, setup
 
+    heartbeat.begin()
     chosen = resolve_device(device)
     if chosen.type == "cuda":
         chosen = torch.device("cuda", chosen.index or 0)  # with its index: the group asks for one

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core.errors import UsageError
+from lockstep.session.runner import check_runner
 
 if TYPE_CHECKING:
     from lockstep.core.null_run_directory import NullRunDirectory
@@ -37,11 +38,15 @@ def load_weights(training: SessionRunner, comm: Comm, path: Path) -> None:
     training.load_weights(next(iter(contents), None), path)
 
 
-def go_on(training: SessionRunner, comm: Comm, run: RunDirectory | NullRunDirectory) -> None:
+def go_on(training: SessionRunner, comm: Comm, run: RunDirectory | NullRunDirectory) -> bool:
     """Load the newest checkpoint of a run that is whole. A run that never had one starts again from its config.
 
+    Returns:
+        Whether there was one, on every rank.
+
     Raises:
-        UsageError: it had checkpoints, and none of them is there and whole; or another runner made them.
+        UsageError: it had checkpoints, and none of them is there and whole; or another runner made them; or the runner
+            can't go on from one.
     """
     contents: list[Content] = []
 
@@ -53,7 +58,10 @@ def go_on(training: SessionRunner, comm: Comm, run: RunDirectory | NullRunDirect
 
     path = comm.on_main(read, "checkpoint")
     if path:
+        # Ranks that are started again go on although nobody has asked for it.
+        check_runner(training.config, comm.world_size, starts_from="resume")
         training.load_state_dict(next(iter(contents), None), path)
+    return bool(path)
 
 
 def _read_newest(run: RunDirectory | NullRunDirectory, contents: list[Content]) -> str:

@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lockstep.core import beats
 from lockstep.core.config import to_yaml
 from lockstep.core.environment import describe
 from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import EXIT_CODES, StopReason, watch
 from lockstep.core.metrics import require_logger
 from lockstep.core.null_run_directory import NullRunDirectory
+from lockstep.core.outcome import note_run
 from lockstep.core.run_directory import RunDirectory
-from lockstep.distributed.topology import from_environment, require_launcher
+from lockstep.core.saves import saving
+from lockstep.distributed import heartbeat
+from lockstep.distributed.stopping import ending_in_time
+from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
 from lockstep.learn.config import split_evenly
 from lockstep.recipes.catalog import check_distributed, check_offered
+from lockstep.session.attempts import Resume, attempt_info, look, ways_to_start
 from lockstep.session.loading import go_on, load_weights
 from lockstep.session.make_env import build_share, resolve_device
 from lockstep.session.observer import RunObserver
@@ -45,34 +51,41 @@ class Outcome:
         return 0 if self.status == "finished" else EXIT_CODES[self.status]
 
 
-def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | None = None) -> Outcome:
+def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = None) -> Outcome:
     """Train one policy. Under torchrun every rank calls this with the same arguments, and they train it together.
+
+    Ranks that torchrun starts again go on with the run that they trained before, whatever the arguments say.
 
     Args:
         config: everything that determines the training.
         checkpoint: start a new run at iteration 0 from these weights; only rank 0 needs the file.
-        resume: continue the run in this directory, in place; only rank 0 needs it.
+        resume: continue the run in this directory, in place; only rank 0 needs it. ``"auto"``: the run that this job
+            has started, by the variable LOCKSTEP_RUN_KEY or the run's name, or a new one if there is none.
 
     Raises:
         UsageError: whatever can't work, found before anything is written.
         RunError: the training failed; ``progress.json`` says why.
     """
     _check(config, checkpoint, resume)
-    with ExitStack() as resources, memory_errors_in_words(max(config.envs_by_rank(from_environment().world_size))):
+    heartbeat.begin()
+    with beats.training(), ExitStack() as resources:
         comm, ranks = _join(config, resources)
         request = resources.enter_context(watch())  # from here on a signal loses nothing
+        resources.enter_context(ending_in_time())
+        found = look(config, resume, comm)
+        config = found.fit(config, comm.world_size)
+        resources.enter_context(memory_errors_in_words(max(config.envs_by_rank(comm.world_size))))
         prepare(config, comm.rank)
         # A run that goes on is locked before anything is read from it.
-        run = None if resume is None else resources.enter_context(closing(_on_main(comm, RunDirectory.open, resume)))
+        run = None if found.path is None else resources.enter_context(closing(_on_main(comm, found.open)))
+        if run is not None and found.is_done:
+            return _nothing_to_do(config, run, comm)
         env, evaluation_env = _build_envs(config, comm, resources)
-        training = _take_up(config, env, comm, checkpoint, run)
+        training, goes_on = _take_up(config, env, comm, checkpoint, run)
         # Other people's code must not draw again what it drew in the iterations before.
         seed_generators(config.seed, comm.rank, training.iteration)
-        config_yaml = to_yaml(config) + f"world_size: {comm.world_size}  # for information\n"
-        if run is None:
-            run = resources.enter_context(closing(_on_main(comm, _create_run, config, config_yaml, ranks)))
-        else:
-            comm.on_main(lambda: run.begin_attempt(config_yaml, ranks) or "", "run directory")
+        run = _begin(config, comm, ranks, run, training.iteration, resources)
+        note_run(run.path)
         env.engine.log_to(run.mujoco_log_path)
         log = resources.enter_context(run.rank_log(comm.rank))
         comm.log_to(run.path / "ranks")
@@ -80,26 +93,32 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Path | No
         observer = resources.enter_context(
             RunObserver(config, run, progress, request, training.so_far, from_environment().command)
         )
-        if checkpoint is not None:
+        if checkpoint is not None and not goes_on:
             # Whatever happens from here on, the run knows the weights it began with.
             observer.save(training.iteration, training.state_dict())
+            _settle(observer, comm)
+        if found.note:
+            progress.message(found.note)
         progress.message(
             f"{config.task}: {sum(config.envs_by_rank(comm.world_size))} envs on {_count(comm.world_size, 'rank')}, "
             f"physics by {type(env.engine).__name__}, learning on {env.device}, in {run.path}"
         )
         status = training.train(observer, evaluation_env)
+        _settle(observer, comm)
+        beats.enter("end")
         observer.finish(status, env.engine.warning_counts)
     return Outcome(run.path, status)
 
 
-def _check(config: TrainConfig, checkpoint: Path | None, resume: Path | None) -> None:
-    if checkpoint is not None and resume is not None:
+def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> None:
+    if checkpoint is not None and isinstance(resume, Path):
         raise UsageError("checkpoint and resume exclude each other: one starts a new run, the other continues one")
     check_offered(config)
     require_launcher()
     world_size = from_environment().world_size
     check_distributed(config, world_size)
-    check_runner(config, world_size, starts_from="checkpoint" if checkpoint else "resume" if resume else "")
+    for way in ways_to_start(checkpoint, resume):
+        check_runner(config, world_size, starts_from=way)
     check_learner(config, world_size)
     config.envs_by_rank(world_size)
     require_logger(config.logger)
@@ -141,14 +160,37 @@ def _build_envs(config: TrainConfig, comm: Comm, resources: ExitStack) -> tuple[
 
 def _take_up(
     config: TrainConfig, env: TorchEnv, comm: Comm, checkpoint: Path | None, run: AnyRunDirectory | None
-) -> SessionRunner:
-    """Return the training at the point where it starts or goes on; nothing is written."""
+) -> tuple[SessionRunner, bool]:
+    """Return the training at the point where it starts or goes on, and whether it goes on; nothing is written."""
     training = make_runner(config, env, comm)
-    if checkpoint is not None:
+    goes_on = run is not None and go_on(training, comm, run)
+    if checkpoint is not None and not goes_on:
         load_weights(training, comm, checkpoint)
-    if run is not None:
-        go_on(training, comm, run)
-    return training
+    return training, goes_on
+
+
+def _begin(
+    config: TrainConfig,
+    comm: Comm,
+    ranks: list[dict[str, Any]],
+    run: AnyRunDirectory | None,
+    iteration: int,
+    resources: ExitStack,
+) -> AnyRunDirectory:
+    """Return the run directory, made now if there is none, in which a new attempt goes on after ``iteration``."""
+    config_yaml = to_yaml(config) + f"world_size: {comm.world_size}  # for information\n"
+    attempt = attempt_info(start_from_environment(), iteration)
+    if run is None:
+        return resources.enter_context(closing(_on_main(comm, _create_run, config, config_yaml, ranks, attempt)))
+    comm.on_main(lambda: run.begin_attempt(config_yaml, ranks, attempt) or "", "run directory")
+    return run
+
+
+def _nothing_to_do(config: TrainConfig, run: AnyRunDirectory, comm: Comm) -> Outcome:
+    """Say that the run to go on with is finished, and leave it as it is."""
+    with run.rank_log(comm.rank) as log, run.progress(config.task, log) as progress:
+        progress.message(f"nothing to do: {run.path} is finished")
+    return Outcome(run.path, "finished")
 
 
 def _on_main(comm: Comm, make: Any, *arguments: Any) -> AnyRunDirectory:
@@ -163,10 +205,23 @@ def _on_main(comm: Comm, make: Any, *arguments: Any) -> AnyRunDirectory:
     return next(iter(made), None) or NullRunDirectory(Path(path))
 
 
-def _create_run(config: TrainConfig, config_yaml: str, ranks: list[dict[str, Any]]) -> RunDirectory:
+def _settle(observer: RunObserver, comm: Comm) -> None:
+    """Wait on all ranks for the last checkpoint.
+
+    Raises:
+        RunError: the disk refused it; every rank raises the same, since none may call the training a success.
+    """
+    with saving(), beats.within("save"):
+        comm.on_main(observer.settle, "last checkpoint")
+
+
+def _create_run(
+    config: TrainConfig, config_yaml: str, ranks: list[dict[str, Any]], attempt: dict[str, Any]
+) -> RunDirectory:
     run_info = describe() | {"seed": config.seed, "world_size": len(ranks), "ranks": ranks}
+    run_info |= {"launch_id": attempt["launch_id"], "run_key": attempt["run_key"]}
     return RunDirectory.create(
-        config.log_root, config.task, config.run_name, config_yaml, run_info, config.max_iterations
+        config.log_root, config.task, config.run_name, config_yaml, run_info, config.max_iterations, attempt
     )
 
 

@@ -10,8 +10,10 @@ from typing import Any, get_args
 
 import torch
 
+from lockstep.core import beats
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.interrupts import StopReason
+from lockstep.core.saves import saving
 from lockstep.core.types import Comm
 from lockstep.distributed.torch_mixin import DistributedMixin
 from lockstep.distributed.torch_sentinel import Sentinel
@@ -155,6 +157,11 @@ class _RunnerObserver:
         """Why this rank's training should save and stop, or None."""
         return self._observer.stop_requested
 
+    @property
+    def save_due(self) -> bool:
+        """Whether it is time for a checkpoint on this rank's clock."""
+        return self._observer.save_due
+
     def record(self, metrics: Mapping[str, Any]) -> None:
         """Take one iteration's metrics: numbers, tensors ``()`` or None by name."""
         runner = self._runner
@@ -176,7 +183,8 @@ class _RunnerObserver:
         """Keep a checkpoint with the runner's state, if it is the same on all ranks."""
         if self._sentinel.is_due(iteration, is_kept=True):
             self._sentinel.check(iteration, self._runner.replicated(), is_kept=True)
-        self._observer.save(iteration, self._runner.content(iteration, content))
+        with saving(), beats.within("save"):
+            self._observer.save(iteration, self._runner.content(iteration, content))
 
     def save_failure(self, iteration: int, content: dict[str, Any]) -> Path | None:
         """Keep the state of a training that can't go on."""

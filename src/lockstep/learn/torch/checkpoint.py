@@ -4,6 +4,7 @@ import lzma
 import os
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +71,40 @@ def load(path: Path) -> dict[str, Any]:
 
 def save(content: dict[str, Any], path: Path) -> None:
     """Write a checkpoint with all tensors on the CPU, so that any machine reads it."""
-    with path.open("wb") as file:
-        torch.save(_on_host(content), file)
+    snapshot(content)(path)
 
 
-def _on_host(value: Any) -> Any:
+def snapshot(content: dict[str, Any]) -> Callable[[Path], None]:
+    """Copy a checkpoint's content to the CPU and return what writes the copy, in any thread.
+
+    The content may change from then on. Copies from a GPU are only queued here, behind what it has to do anyway; who
+    writes them waits for them.
+    """
+    devices: set[torch.device] = set()
+    copied = _on_host(content, devices)
+    queued = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def write(path: Path) -> None:
+        for event in queued:
+            event.synchronize()
+        # Not by its name: torch would write it in C++, and keep other threads out of Python for longer.
+        with path.open("wb") as file:
+            torch.save(copied, file)
+
+    return write
+
+
+def _on_host(value: Any, devices: set[torch.device]) -> Any:
+    """Return a nest with its tensors copied; the GPUs from which copies are on their way are added to ``devices``."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        if value.device.type != "cuda":
+            return value.detach().to("cpu", copy=True)
+        devices.add(value.device)
+        return value.detach().to("cpu", non_blocking=True)
     if isinstance(value, dict):
-        return {name: _on_host(inner) for name, inner in value.items()}
+        return {name: _on_host(inner, devices) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_on_host(inner) for inner in value)
+        return type(value)(_on_host(inner, devices) for inner in value)
     return value
 
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from lockstep.core import beats
 from lockstep.core.types import Comm
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.networks import ActorCritic
@@ -25,12 +26,14 @@ def evaluate(policy: ActorCritic, env: TorchEnv) -> Episodes:
 
     The env is reset to the start of its streams, so every evaluation meets the same episodes.
     """
+    beats.enter("evaluate")
     observations = env.reset()
     state = policy.initial_state(env.num_envs).actor
     num_terms = len(env.task.reward_terms)
     totals = torch.zeros((env.num_envs, num_terms + 1), dtype=torch.float64, device=env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     for step in range(env.config.max_episode_steps):
+        beats.enter("evaluate")
         distribution, state = policy.act(observations, state)
         transition = env.step(distribution.mode())
         totals[:, :-1] += torch.where(running.unsqueeze(1), transition.reward_terms, 0.0)

@@ -4,8 +4,10 @@ import time
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from lockstep.core import beats
 from lockstep.core.errors import RunError
 from lockstep.core.interrupts import StopReason
+from lockstep.core.saves import saving
 from lockstep.distributed.torch_sentinel import Sentinel
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.evaluation import evaluate, summarise
@@ -22,11 +24,15 @@ class Observer(Protocol):
     def stop_requested(self) -> StopReason | None:
         """Why this rank's training should save and stop, or None; the ranks agree at the end of each iteration."""
 
+    @property
+    def save_due(self) -> bool:
+        """Whether it is time for a checkpoint on this rank's clock; rank 0's decides for all."""
+
     def record(self, metrics: Metrics) -> None:
         """Take one iteration's metrics."""
 
     def save(self, iteration: int, content: dict[str, Any]) -> None:
-        """Keep a checkpoint."""
+        """Begin to keep a checkpoint; the content may change as soon as this returns."""
 
     def save_failure(self, iteration: int, content: dict[str, Any]) -> Path | None:
         """Keep the state of a training that can't go on, apart from the checkpoints; return where."""
@@ -50,14 +56,16 @@ def train(training: Training, observer: Observer, evaluation_env: TorchEnv | Non
         metrics = _iterate(training, observer)
         last = training.iteration == config.max_iterations
         stop = training.stop_agreed
-        is_kept = bool(stop) or last or training.iteration % config.checkpoints.interval == 0
+        is_kept = bool(stop) or last or training.save_agreed or training.iteration % config.checkpoints.interval == 0
         sentinel.check(training.iteration, training.replicated_state(), is_kept)
         if evaluation_env is not None and (last or training.iteration % config.evaluation.interval == 0):
             metrics |= summarise(evaluate(training.policy, evaluation_env), training.comm)
         training.wall_s = time.perf_counter() - began
         observer.record(metrics | {"wall_s": training.wall_s})
         if is_kept:
-            observer.save(training.iteration, training.state_dict())
+            # Every rank says so: if one were ended meanwhile, for having been told to, the others' save would be lost.
+            with saving(), beats.within("save"):
+                observer.save(training.iteration, training.state_dict())
         if stop and not last:
             return stop
     return "finished"
@@ -73,10 +81,13 @@ class PpoRunner(Training):
 
 def _iterate(training: Training, observer: Observer) -> Metrics:
     try:
-        return training.iterate(lambda: observer.stop_requested)
+        return training.iterate(lambda: observer.stop_requested, lambda: observer.save_due)
     except NonFiniteError as error:
-        content = training.failure_dict()
-        path = training.comm.on_main(lambda: str(observer.save_failure(training.iteration, content) or ""), "failure")
+        with saving(), beats.within("save"):
+            content = training.failure_dict()
+            path = training.comm.on_main(
+                lambda: str(observer.save_failure(training.iteration, content) or ""), "failure"
+            )
         where = f"the state is in {path}" if path else "the state could not be saved"
         raise RunError(
             f"not finite in iteration {training.iteration + 1}: {error}; {where}; "

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lockstep.core import beats
 from lockstep.core.types import Comm, FlatGradients
 from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.gae import generalised_advantages
@@ -178,6 +179,7 @@ class Ppo:
         self.gradients.zero_()
         chunks = list(self.dealer.chunks(minibatch))
         for number, chunk in enumerate(chunks, start=1):
+            beats.enter("update")
             loss, riders = self._loss(chunk)
             with last_backward(self.gradients) if number == len(chunks) else nullcontext():
                 loss.backward()

@@ -21,12 +21,24 @@ class OwnIteration(NamedTuple):
     num_steps: int  # env steps over all its envs
     times_s: tuple[float, float, float]  # in each of PHASES
     stop: StopReason | None  # why it should stop
+    save_due: bool = False  # whether its clock asks for a checkpoint
+
+
+class Agreement(NamedTuple):
+    """What all ranks do after an iteration: the same on every rank."""
+
+    stop: StopReason | None
+    save_due: bool
+    bad_ranks: list[int]  # those that met a tensor that was not finite
 
 
 def iteration_metrics(
     env: TorchEnv, own_iteration: OwnIteration, result: UpdateResult, comm: Comm
-) -> tuple[Metrics, StopReason | None, list[int]]:
-    """Return the metrics over all ranks, why they all stop, and which met a tensor that was not finite.
+) -> tuple[Metrics, Agreement]:
+    """Return the metrics over all ranks, and what the ranks agree on.
+
+    A stop that one rank asks for is everyone's. Whether a checkpoint is due rank 0 says, which writes it: clocks of
+    different ranks, begun at different times, would ask for one each.
 
     Args:
         env: this rank's; its sums are taken and start anew.
@@ -34,20 +46,21 @@ def iteration_metrics(
         result: of the update; equal on all ranks.
         comm: the ranks.
     """
-    num_steps, times_s, stop = own_iteration
-    stops = (stop == "interrupted", stop == "preempted")
-    counts = torch.tensor([num_steps, *stops, *times_s], dtype=torch.float64, device=env.device)
+    num_steps, times_s, stop, save_due = own_iteration
+    flags = (stop == "interrupted", stop == "preempted", save_due)
+    counts = torch.tensor([num_steps, *flags, *times_s], dtype=torch.float64, device=env.device)
     own = torch.cat((env.episodes.take(), env.num_diverged.double().reshape(1), counts))
     env.num_diverged.zero_()
     replicated = torch.cat((result.means, torch.stack((result.gradient_norm, result.learning_rate)), result.nonfinite))
     table, shared = _to_host(comm.gather(own, "metrics"), replicated)
 
     num_phases = len(PHASES)
-    *sums, interrupted, preempted = _column_sums(table)[:-num_phases]
+    *sums, interrupted, preempted, _ = _column_sums(table)[:-num_phases]
+    main_save_due = table[0][-num_phases - 1] > 0
     *episode_sums, num_diverged, all_steps = sums
     times_by_rank = [row[-num_phases:] for row in table]
     losses = dict(zip(RIDERS, shared, strict=False))
-    gradient_norm, learning_rate, *flags = shared[len(RIDERS) :]
+    gradient_norm, learning_rate, *nonfinite = shared[len(RIDERS) :]
     metrics: Metrics = {
         "num_steps": int(all_steps),
         "steps_per_s": all_steps / max(sum(times) for times in times_by_rank),
@@ -61,8 +74,9 @@ def iteration_metrics(
     for phase, times in zip(PHASES, zip(*times_by_rank, strict=True), strict=True):
         metrics[f"time/{phase}_mean"] = sum(times) / len(times)
         metrics |= {f"time/{phase}_min": min(times), f"time/{phase}_max": max(times)}
-    agreed: StopReason | None = "interrupted" if interrupted else "preempted" if preempted else None
-    return metrics, agreed, [rank for rank, flag in enumerate(flags) if flag]
+    stop_agreed: StopReason | None = "interrupted" if interrupted else "preempted" if preempted else None
+    bad_ranks = [rank for rank, flag in enumerate(nonfinite) if flag]
+    return metrics, Agreement(stop_agreed, main_save_due, bad_ranks)
 
 
 def _to_host(by_rank: torch.Tensor, replicated: torch.Tensor) -> tuple[list[list[float]], list[float]]:

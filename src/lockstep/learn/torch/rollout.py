@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 import array_api_compat.torch as xp
 import torch
 
+from lockstep.core import beats
 from lockstep.core.rng import Stream
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.networks import ActorCritic, PolicyState
@@ -89,6 +90,7 @@ def collect(
     actor_state = state.actor
     observations = env.observations
     for step in range(rollout.rewards.shape[0]):
+        beats.enter("rollout")
         rollout.actor_observations[step] = observations["actor"]
         rollout.critic_observations[step] = observations["critic"]
         with precision():

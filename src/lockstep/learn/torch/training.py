@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lockstep.core import beats
 from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import StopReason
 from lockstep.core.rng import stream_seed
@@ -34,6 +35,11 @@ def nobody_asks() -> StopReason | None:
     return None
 
 
+def no_clock() -> bool:
+    """Return False: no checkpoint is ever due by the clock."""
+    return False
+
+
 def make_policy(config: TrainConfig, env: TorchEnv) -> ActorCritic:
     """Return a policy for the env, initialised from the seed: the same on every rank, device and in every dtype."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
@@ -54,6 +60,7 @@ class Training:
 
     Attributes:
         stop_agreed: why all ranks stop after this iteration, or None.
+        save_agreed: whether rank 0's clock asked for a checkpoint of this iteration.
     """
 
     def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
@@ -70,6 +77,7 @@ class Training:
         self.env_steps = 0
         self.wall_s = 0.0  # seconds of training so far, earlier attempts included
         self.stop_agreed: StopReason | None = None
+        self.save_agreed = False
         comm.broadcast_(self.replicated_state(), "initial state")
 
     @property
@@ -82,23 +90,29 @@ class Training:
         counters = torch.tensor([self.iteration, self.env_steps], device=self.env.device)
         return self.learner.replicated_state() | {"counters": counters}
 
-    def iterate(self, stop_requested: Callable[[], StopReason | None] = nobody_asks) -> Metrics:
+    def iterate(
+        self, stop_requested: Callable[[], StopReason | None] = nobody_asks, save_due: Callable[[], bool] = no_clock
+    ) -> Metrics:
         """Run one iteration: collect, estimate, update, merge the normalisers; return its metrics.
 
         Args:
             stop_requested: why this rank should stop, asked at the end of the iteration; ``stop_agreed`` then says what
                 all ranks do.
+            save_due: whether a checkpoint is due by this rank's clock; ``save_agreed`` then says what rank 0's said.
 
         Raises:
             NonFiniteError: nothing was changed from the first bad minibatch on.
         """
         self.comm.take_wait_s()  # of evaluations and checkpoints, which are no part of an iteration
+        beats.at_iteration(self.iteration)
+        beats.enter("rollout")
         began = time.perf_counter()
         start = self.memory
         noise = self.noise.draw(self.config.agent.num_steps_per_env)
         after = collect(self.env, self.policy, start, noise, self.rollout, self.learner.precision)
         self._wait_for_device()
         collected = time.perf_counter()
+        beats.enter("update")
         samples = self.learner.prepare(self.rollout, self.env.observations["critic"], start)
         result = self.learner.update(samples, start, self.iteration)
         self._wait_for_device()
@@ -107,8 +121,9 @@ class Training:
             num_steps=self.rollout.rewards.numel(),
             times_s=(collected - began, time.perf_counter() - collected - wait_s, wait_s),
             stop=stop_requested(),
+            save_due=save_due(),
         )
-        metrics, self.stop_agreed, bad_ranks = iteration_metrics(self.env, own, result, self.comm)
+        metrics, (self.stop_agreed, self.save_agreed, bad_ranks) = iteration_metrics(self.env, own, result, self.comm)
         if bad_ranks:
             found = first_nonfinite(self.learner, self.rollout, samples, start, self.iteration)
             raise NonFiniteError(_first_cause(found, self.comm) or f"a tensor on rank {bad_ranks[0]}")
@@ -116,11 +131,13 @@ class Training:
         self.memory = after._replace(critic=samples.critic_state)
         self.iteration += 1
         self.env_steps += int(metrics.pop("num_steps") or 0)
+        beats.at_iteration(self.iteration)
         return {"iteration": self.iteration, "env_steps": self.env_steps} | metrics
 
     def _wait_for_device(self) -> None:
         if self.env.device.type == "cuda":
-            torch.cuda.synchronize(self.env.device)
+            with beats.exchange("device"):  # which may have to wait for the other ranks' gradients
+                torch.cuda.synchronize(self.env.device)
 
     # --- saving and continuing -----------------------------------------------------------------------------------
 

@@ -1,0 +1,161 @@
+"""The launcher's watch over the ranks of this node: one that keeps the others from going on is ended, and why is kept.
+
+Nothing is concluded from one look alone, since a beat may be read while it is written, nor from the time in which the
+launcher itself could not look.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from lockstep.core import stack_dump
+from lockstep.core.beats import Beat, read_beats
+from lockstep.core.blame import Kind, ProcessState, Verdict, judge, process_state
+from lockstep.core.process_control import environment_of
+from lockstep.launch.ends import first_failure_s
+from lockstep.launch.logs import AttemptLogs, RankFiles, read_attempt_logs
+from lockstep.launch.plan import JOB, Plan
+from lockstep.launch.processes import send, workers
+
+LOOK_S = 1.0
+LATE_S = 3.0
+"""If the launcher comes this late to a look, everything may have been late."""
+SETTLE_S = 10.0
+"""How long torchrun's agent gets to end when all its ranks have, and a rank that was killed to be gone."""
+
+
+class Watch:
+    """Looks at the beats of the ranks of this node.
+
+    Args:
+        plan: of the launch.
+        agent_pid: the process of torchrun's agent.
+        clock: ``time.monotonic``, by which ranks beat.
+        state_of: what the kernel says of a process.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        agent_pid: int,
+        clock: Callable[[], float] = time.monotonic,
+        state_of: Callable[[int], ProcessState] = process_state,
+    ) -> None:
+        self._plan = plan
+        self._agent_pid = agent_pid
+        self._clock = clock
+        self._state_of = state_of
+        self._looked_s = self._awake_since_s = clock()
+        self._suspect: tuple[int, Kind] | None = None
+        self._stopped_since_s: dict[int, float] = {}
+        self._judged: dict[tuple[int, int], Verdict] = {}
+        self._followers: set[tuple[int, int]] = set()
+        self._killed_s: dict[int, float] = {}
+        self._idle_since_s: float | None = None
+        self.is_stranded = False
+        """Whether the job can't end by itself: the agent outstays its ranks, or a rank that was killed does not go."""
+
+    def verdicts(self, restart: int) -> dict[int, Verdict]:
+        """Return by rank why ranks were ended, of those that started after so many restarts.
+
+        Left out are those that had first moved on when another rank had failed: they only did not end as they should.
+        """
+        return {
+            rank: verdict
+            for (of_restart, rank), verdict in self._judged.items()
+            if of_restart == restart and (of_restart, rank) not in self._followers
+        }
+
+    def look(self) -> None:
+        """End the rank that keeps the others from going on, if it is time to look and there is one."""
+        now_s = self._clock()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        if now_s - self._looked_s > LATE_S:
+            self._awake_since_s = now_s
+            self._stopped_since_s.clear()
+            self._suspect = None
+        self._looked_s = now_s
+        logs = read_attempt_logs(self._plan.attempt_dir)
+        self._look_at_agent(logs, now_s)
+        self._look_at_killed(now_s)
+        if self._plan.limits.is_off or not logs.ranks:
+            return
+        verdict = self._judge(logs, now_s)
+        suspect = None if verdict is None else (verdict.pid, verdict.kind)
+        if verdict is not None and suspect == self._suspect:
+            self._judged[logs.restart, verdict.rank] = verdict
+            failed_s = first_failure_s(self._plan.attempt_dir, logs.restart)
+            if failed_s is not None and verdict.seconds < time.time() - failed_s:
+                self._followers.add((logs.restart, verdict.rank))
+            self._end(verdict)
+            # What the others do in the meantime has not been looked at.
+            self._looked_s = self._clock()
+        self._suspect = suspect
+
+    def _judge(self, logs: AttemptLogs, now_s: float) -> Verdict | None:
+        here = {log.rank for log in logs.ranks}
+        beats = {
+            rank: self._since_awake(beat)
+            for rank, beat in read_beats(self._plan.attempt_dir).items()
+            if beat.restart == logs.restart and rank in here
+        }
+        judged = {verdict.pid for verdict in self._judged.values()}
+        beats |= self._of_the_speechless([log for log in logs.ranks if log.rank not in beats], logs.restart, now_s)
+        beats = {rank: beat for rank, beat in beats.items() if beat.pid not in judged}
+        return judge(beats, now_s, self._plan.limits, _world_size(beats), self._state_of)
+
+    def _since_awake(self, beat: Beat) -> Beat:
+        since_s = self._awake_since_s
+        return replace(beat, alive_s=max(beat.alive_s, since_s), moved_s=max(beat.moved_s, since_s))
+
+    def _of_the_speechless(self, speechless: Sequence[RankFiles], restart: int, now_s: float) -> dict[int, Beat]:
+        """Return beats of stopped ranks as they would have given them, had they come so far as to give any."""
+        found: dict[int, Beat] = {}
+        running = workers(self._agent_pid, self._plan.job) if speechless else {}
+        stopped = {pid for pid in running.values() if self._state_of(pid) == "stopped"}
+        self._stopped_since_s = {pid: self._stopped_since_s.get(pid, now_s) for pid in stopped}
+        for log in speechless:
+            pid = running.get(log.local_rank)
+            if pid in stopped:
+                since_s = self._stopped_since_s[pid]
+                found[log.rank] = Beat(log.rank, restart, pid, since_s, since_s, 0, 0, "start", "")
+        return found
+
+    def _end(self, verdict: Verdict) -> None:
+        """Have a rank write down where it is, and kill it."""
+        pid = verdict.pid
+        if environment_of(pid).get(JOB) != self._plan.job:
+            return  # it has ended, and its number may be another process's by now
+        stack_dump.ask(pid, stack_dump.stack_path(self._plan.attempt_dir, verdict.rank))
+        send(pid, signal.SIGKILL)
+        self._killed_s[pid] = self._clock()
+
+    def _look_at_agent(self, logs: AttemptLogs, now_s: float) -> None:
+        """Note since when the agent has had nothing to do but to end.
+
+        After ranks that failed it may hang in a store whose host is gone. After ranks that ended well it rightly waits
+        for those of other nodes, and before a restart for other nodes to come.
+        """
+        is_idle = (
+            bool(logs.ranks)
+            and logs.restart >= self._plan.max_restarts
+            and first_failure_s(self._plan.attempt_dir, logs.restart) is not None
+            and not workers(self._agent_pid, self._plan.job)
+        )
+        self._idle_since_s = (self._idle_since_s or now_s) if is_idle else None
+        self.is_stranded |= self._idle_since_s is not None and now_s - self._idle_since_s >= SETTLE_S
+
+    def _look_at_killed(self, now_s: float) -> None:
+        self._killed_s = {pid: when_s for pid, when_s in self._killed_s.items() if self._state_of(pid) != "gone"}
+        self.is_stranded |= any(now_s - when_s >= SETTLE_S for when_s in self._killed_s.values())
+
+
+def _world_size(beats: Mapping[int, Beat]) -> int | None:
+    """Return how many ranks the job has, as torchrun has told them: nodes may come and go."""
+    for beat in beats.values():
+        size = environment_of(beat.pid).get("WORLD_SIZE", "")
+        if size.isdecimal():
+            return int(size)
+    return None
