@@ -63,7 +63,8 @@ def line(number: int, account: Account) -> str:
 def table(accounts: Sequence[dict[str, Any]]) -> list[str]:
     """Return the figures by kind, as lines of Markdown."""
     names = ("misblamed", "unreadable", "other")
-    head = ["fault", "times", "restarted", "resumed", "until the attempt ended: median, max", *names]
+    late = f"later than {BOUND_S:.0f} s"
+    head = ["fault", "times", "restarted", "resumed", "until the attempt ended: median, max", late, *names]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for kind in (*KINDS, "all"):
         own = [account for account in accounts if kind in (account["fault"]["kind"], "all")]
@@ -72,7 +73,8 @@ def table(accounts: Sequence[dict[str, Any]]) -> list[str]:
         times_s = [account["took_s"] for account in own]
         ways = [sum(account["end"] == way for account in own) for way in WAYS]
         wrong = [sum(len(account[name]) for account in own) for name in names]
-        cells = [kind, len(own), *ways, f"{statistics.median(times_s):.1f} s, {max(times_s):.1f} s", *wrong]
+        num_late = sum(time_s > BOUND_S for time_s in times_s)
+        cells = [kind, len(own), *ways, f"{statistics.median(times_s):.1f} s, {max(times_s):.1f} s", num_late, *wrong]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 
@@ -97,7 +99,7 @@ def save(accounts: list[dict[str, Any]], about: dict[str, Any]) -> None:
 
 def wrong(account: dict[str, Any]) -> bool:
     """Return whether anything went wrong."""
-    return bool(account["misblamed"] or account["unreadable"] or account["other"])
+    return bool(account["misblamed"] or account["unreadable"] or account["other"] or account["took_s"] > BOUND_S)
 
 
 def main() -> None:

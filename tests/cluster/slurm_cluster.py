@@ -24,6 +24,7 @@ _NULL_DEVICE = os.makedev(1, 3)
 # CPUs than this host.
 _CONFIG = """\
 ClusterName=lockstep
+FirstJobId={first_job_id}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
 AuthType=auth/munge
@@ -140,11 +141,13 @@ class SlurmCluster:
         for name in ("state", "spool_node0", "spool_node1"):
             (folder / name).mkdir(parents=True)
         for name in ("gpu0", "gpu1"):
-            os.mknod(folder / name, 0o666 | stat.S_IFCHR, _NULL_DEVICE)  # a GPU must be a device of some kind
+            make_null_device(folder / name)  # a GPU must be a device of some kind
         (folder / "gres.conf").write_text(f"NodeName=node[0-1] Name=gpu File={folder}/gpu[0-1]\n")
         (folder / "slurm.conf").write_text(
             _CONFIG.format(
                 folder=folder,
+                # Ports for meeting are made of it: two clusters on this host must not have the same jobs.
+                first_job_id=1 + secrets.randbelow(19_000),
                 host=host,
                 controller_port=controller_port,
                 first_port=first_port,
@@ -188,6 +191,11 @@ class SlurmCluster:
             return done.stdout.split() == ["idle", "idle"]
 
         _wait(idle, lambda: f"the nodes do not become idle\n{self.logs()}")
+
+
+def make_null_device(path: Path) -> None:
+    """Make what /dev/null is; ``PermissionError`` where the kernel lets root make none."""
+    os.mknod(path, 0o666 | stat.S_IFCHR, _NULL_DEVICE)
 
 
 def _wait(condition: Callable[[], bool], problem: str | Callable[[], str]) -> None:

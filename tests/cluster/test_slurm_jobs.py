@@ -93,6 +93,7 @@ def check_goes_on(cluster: SlurmCluster, job_id: str, num_attempts: int, done_be
     wait_until(lambda: progress()["iteration"] > done_before + 2, job_id, "training again")
     assert cluster.job(job_id)["Restarts"] == str(num_attempts - 1)
     assert [attempt["world_size"] for attempt in attempts()] == [4] * num_attempts
+    assert [attempt["num_requeues"] for attempt in attempts()] == list(range(num_attempts))
     numbers = iterations()
     assert numbers == list(range(1, len(numbers) + 1)), "an iteration is missing, or was made twice"
 
@@ -108,7 +109,7 @@ def test_two_nodes_train_to_the_end(cluster: SlurmCluster) -> None:
     assert progress()["status"] == "finished"
     assert iterations() == list(range(1, 9))
     info = json.loads((run / "run.json").read_text())
-    assert info["run_key"] == f"slurm-{job_id}"
+    assert info["run_key"] == f"slurm-lockstep-{job_id}"  # so is the cluster called
     assert [(rank["rank"], rank["local_rank"]) for rank in info["ranks"]] == [(0, 0), (1, 1), (2, 0), (3, 1)]
     left = sorted(path.name for path in Path("slurm").iterdir())
     assert left == [f"{TASK}.sh", f"{TASK}_{job_id}.err", f"{TASK}_{job_id}.out"]
@@ -180,6 +181,36 @@ def test_a_failure_is_no_preemption(cluster: SlurmCluster) -> None:
     assert (job["JobState"], job["Restarts"]) == ("FAILED", "0"), said(job_id)
     assert "rank 3" in said(job_id)
     assert "exit code 3" in said(job_id)
+
+
+STOPS_ONCE = """
+import os, sys, time
+from pathlib import Path
+
+def wait_for(task, times):
+    while Path("starts").read_text().split().count(task) < times:
+        time.sleep(0.1)
+
+task = os.environ["SLURM_ARRAY_TASK_ID"]
+with open("starts", "a") as starts:
+    starts.write(f"{task}\\n")
+Path(f"keys_{task}").open("a").write(os.environ["LOCKSTEP_RUN_KEY"] + "\\n")
+if task == "0":
+    wait_for("1", 2)
+elif Path("starts").read_text().split().count("1") == 1:
+    wait_for("0", 1)
+    sys.exit(75)
+"""
+
+
+def test_one_element_of_an_array_is_requeued_alone(cluster: SlurmCluster) -> None:
+    Path("stops_once.py").write_text(STOPS_ONCE)
+    job_id = submit(cluster, "--ranks_per_node", "1", "--sbatch=--array=0-1", "--", "stops_once.py")
+    wait_until(lambda: not cluster.command("squeue", "--noheader").strip(), job_id, "over")
+    assert sorted(Path("starts").read_text().split()) == ["0", "1", "1"], said(job_id)
+    first, second = Path("keys_1").read_text().split()
+    assert first == second == f"slurm-lockstep-{job_id}"  # the last element has the id of all
+    assert Path("keys_0").read_text().strip() != first
 
 
 def test_gpus_and_set_up_reach_the_ranks_of_a_script(cluster: SlurmCluster) -> None:

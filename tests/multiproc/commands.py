@@ -1,15 +1,28 @@
-"""Running the command line as a user does: a process of its own, with few envs so that it is quick."""
+"""Running the command line as a user does: processes of their own, with few envs so that they are quick."""
 
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import psutil  # type: ignore[import-untyped]
 
 SMALL = (
     "--num_envs", "16", "--agent.num_steps_per_env", "8", "--agent.num_learning_epochs", "2",
     "--agent.actor_hidden_dims", "16", "--agent.critic_hidden_dims", "16", "--agent.recurrent_hidden_dim", "8",
     "--evaluation.interval", "0", "--logger", "none", "--device", "cpu",
 )  # fmt: skip
+TIMEOUT_S = 180.0
+"""For whatever has no bound of its own."""
+LOGS = Path("logs")
+
+T = TypeVar("T")
 
 
 def lockstep(*arguments: str, timeout_s: float = 120.0, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,6 +37,100 @@ def lockstep(*arguments: str, timeout_s: float = 120.0, **environment: str) -> s
     )
 
 
+class Command:
+    """A command at work in the current folder, in a session of its own.
+
+    Args:
+        arguments: of the module.
+        module: that Python runs.
+        stdout: as ``subprocess`` has it.
+        stderr: the same.
+        environment: what differs from that of the test.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        module: str = "lockstep",
+        stdout: int | IO[str] = subprocess.PIPE,
+        stderr: int | IO[str] = subprocess.PIPE,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            env=os.environ | dict(environment or {}),
+            start_new_session=True,
+        )
+
+    def wait_for(self, what: Callable[[], T | None]) -> T:
+        """Wait for something that happens while the command is at work, and return it."""
+
+        def found_or_ended() -> T | None:
+            found = what()
+            assert found or self.process.poll() is None, self.end()
+            return found
+
+        return wait_for(found_or_ended)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the end; return the exit code and what was printed on stdout and stderr."""
+        output, errors = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, output or "", errors or ""
+
+    def kill(self) -> None:
+        """End it and all that it has started, whatever state they are in; none of them is left afterwards."""
+        if self.process.poll() is None:
+            launcher = psutil.Process(self.process.pid)
+            processes = [launcher, *launcher.children(recursive=True)]
+            for process in processes:
+                process.kill()
+            psutil.wait_procs(processes[1:], TIMEOUT_S)
+        self.process.communicate()
+
+
+def wait_for(what: Callable[[], T | None], name: str = "it", timeout_s: float = TIMEOUT_S) -> T:
+    """Return what a call returns, once that is something.
+
+    Args:
+        what: called again and again.
+        name: of what is waited for.
+        timeout_s: after which the test fails.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"waited in vain for {name}"
+        time.sleep(0.02)
+    return found
+
+
+def processes_here() -> list[psutil.Process]:
+    """Return the processes whose working folder is this test's, but for the test itself."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.cwd() == str(Path.cwd()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------
+
+
 def train_small(task: str, *arguments: str) -> Path:
     """Train with few envs in ``logs``; return the run directory, which must be the only one of its task."""
     finished = lockstep("train", task, *SMALL, *arguments)
@@ -31,7 +138,24 @@ def train_small(task: str, *arguments: str) -> Path:
     return only_run(task)
 
 
-def only_run(task: str) -> Path:
-    """Return the one run directory of a task below ``logs``."""
-    (run,) = [path for path in Path("logs", task).iterdir() if not path.name.startswith(".")]
+def only_run(task: str, log_root: Path = LOGS) -> Path:
+    """Return the one run directory of a task."""
+    (run,) = [path for path in (log_root / task).iterdir() if not path.name.startswith(".")]
     return run
+
+
+def num_recorded(run: Path) -> int:
+    """Return of how many iterations there are metrics, also while those of another are being written."""
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Return what was recorded of every iteration."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def progress_of(run: Path) -> dict[str, Any]:
+    """Return what ``progress.json`` says."""
+    found: dict[str, Any] = json.loads((run / "progress.json").read_text())
+    return found

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.multiproc.commands import processes_here
 from tests.rank_pool import RankPool, RankServer
 
 
@@ -28,6 +29,16 @@ def ranks_4(rank_server: RankServer) -> Iterator[RankPool]:
     pool = RankPool(rank_server, 4)
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """Fails the test if it leaves a process in its folder, and ends that process."""
+    yield
+    left = processes_here()
+    for process in left:
+        process.kill()
+    assert [process.cmdline() for process in left] == []
 
 
 @pytest.hookimpl(tryfirst=True)

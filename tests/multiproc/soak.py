@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import psutil  # type: ignore[import-untyped]
 
 from lockstep.core.beats import Beat, read_beat, read_beats
 from tests.multiproc import soak_faults
+from tests.multiproc.commands import wait_for
 from tests.multiproc.soak_files import FilesWatch, compare
 
 Kind = Literal["kill", "stop", "terminate", "exception", "nan"]
@@ -40,8 +41,6 @@ MARGIN_S = 30.0
 """What a busy machine may take beyond it, and what the ranks take to start again."""
 PATIENCE_S = 120.0
 """For whatever has no bound of its own."""
-
-T = TypeVar("T")
 
 _SIGNALS: dict[str, signal.Signals] = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
 _BLAMED = re.compile(r"^lockstep: (?:error|warning): rank (\d+) \((local rank [^)]*)\) (.*)", re.MULTILINE)
@@ -249,7 +248,9 @@ class Soak:
         is_early = self._continue() and fault.num_iterations == 0 and bool(self._runs())
         num_iterations = max(fault.num_iterations, _MIN_ITERATIONS)
         assert self._launch is not None
-        beats = _wait_for(self._beats if is_early else lambda: self._beats_after(num_iterations), "beating ranks")
+        beats = wait_for(
+            self._beats if is_early else lambda: self._beats_after(num_iterations), "beating ranks", PATIENCE_S
+        )
         time.sleep(fault.pause_s)
         self._launch.skip()
         num_attempts = self._num_attempts()
@@ -274,7 +275,7 @@ class Soak:
         temporary = order.with_suffix(".tmp")
         temporary.write_text(json.dumps({"kind": fault.kind, "rank": fault.rank, "phase": fault.phase}))
         temporary.rename(order)
-        _wait_for((self.folder / "struck.json").exists, "the planted fault")
+        wait_for((self.folder / "struck.json").exists, "the planted fault", PATIENCE_S)
         return fault.phase
 
     def _follow(self, account: Account, num_attempts: int) -> Account:
@@ -360,11 +361,3 @@ def blame(account: Account, phase: str, pid: int) -> list[str]:
     if f"phase {phase}" not in what:
         wrong.append(f"not in phase {phase}: {what}")
     return wrong
-
-
-def _wait_for(what: Callable[[], T], name: str) -> T:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"waited in vain for {name}"
-        time.sleep(0.02)
-    return found

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.multiproc import jobs_comm
+from tests.multiproc.commands import free_port
 from tests.rank_pool import RankPool
 
 JOBS = "tests.multiproc.jobs_comm"
@@ -85,15 +86,6 @@ def start(port: int, rank: int, world_size: int, **variables: str) -> "subproces
     return subprocess.Popen(
         [sys.executable, "-c", JOIN], env=os.environ | environment, stdout=subprocess.PIPE, text=True
     )
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def ends(processes: list[Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """A host that vanishes in mid-training: the others say which one, end in time, and go on once it is back."""
 
-import json
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.multiproc.commands import SMALL, lockstep, only_run
+from lockstep.launch.watch import MEET_S
+from tests.multiproc.commands import SMALL, lockstep, metrics_of, num_recorded, only_run, progress_of
 from tests.multiproc.two_hosts import NEEDED, PORT, Host, joined_hosts, run_all
 
 TIMEOUT_S = 120
@@ -53,17 +54,12 @@ def start(kind: str, hosts: list[Host], *arguments: str) -> "list[subprocess.Pop
     ]
 
 
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def wait_for_training(processes: "list[subprocess.Popen[str]]") -> Path:
     """Return the run directory once a checkpoint and five iterations are in it."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
         for run in Path("shared", "cartpole_classic").glob("[0-9]*"):
-            metrics = run / "metrics.jsonl"
-            if (run / "checkpoints" / "latest").exists() and len(metrics.read_bytes().splitlines()) >= 5:
+            if (run / "checkpoints" / "latest").exists() and num_recorded(run) >= 5:
                 return run.absolute()
         time.sleep(0.02)
     raise AssertionError("the training did not begin:\n" + "\n".join(run_all(processes, 1)))
@@ -84,7 +80,7 @@ def check_ends(hosts: list[Host], ended: list[str], run: Path) -> None:
     told = [f"lost host {other}{lost}{again}" for other in reversed(nodes)]
     for node, text in enumerate(ended):
         assert errors_in(text) == [f"lockstep: error: rank {2 * node} {told[node]}"], text
-    progress = json.loads((run / "progress.json").read_text())
+    progress = progress_of(run)
     assert (progress["status"], progress["reason"]) == ("failed", told[0])
 
 
@@ -120,6 +116,26 @@ def check_curve(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
         names = [name for name in mine if not name.startswith(("time/", "steps_per_s", "wall_s"))]
         kept = [{name: -1.0 if one[name] is None else one[name] for name in names} for one in (mine, theirs)]
         assert kept[0] == pytest.approx(kept[1], rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.timeout(300)
+def test_with_restarts_left_the_side_that_can_not_meet_again_ends_in_words(hosts: list[Host]) -> None:
+    logs = str(Path("shared").absolute())
+    processes = start("train_multigpu", hosts, *TASK, "--max_restarts", "1", *ON_HOSTS, logs)
+    wait_for_training(processes)
+    hosts[1].plug(False)
+    try:
+        (ended,) = run_all(processes[1:], MEET_S + END_S)
+        assert processes[1].returncode == 1, ended
+        assert len(errors_in(ended)) == 1, ended
+        assert f"lost host {socket.gethostname()} ({hosts[0].address}, node 0, ranks 0 and 1)" in errors_in(ended)[0]
+        assert hosts[1].pids() == []
+        assert processes[0].poll() is None  # it keeps the rendezvous, where the other may come back
+    finally:
+        processes[0].send_signal(signal.SIGINT)
+        (ended,) = run_all(processes[:1], END_S)
+    assert processes[0].returncode == 130, ended
+    assert hosts[0].pids() == []
 
 
 def test_a_host_whose_processes_are_all_killed_ends_the_other_in_words(hosts: list[Host]) -> None:

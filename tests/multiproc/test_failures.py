@@ -5,20 +5,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
-from tests.multiproc.commands import SMALL
+from tests.multiproc.commands import SMALL, Command, wait_for
 
 TASK = "cartpole_classic"
 BOUND_S = 30.0
-TIMEOUT_S = 120.0
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 # As sitecustomize.py it is imported by every process first, and does its work when the ranks have come to iteration 4.
 PLANT = """
@@ -62,7 +60,7 @@ if os.environ.get("RANK") == os.environ.get("FAULTY_RANK", "none"):
 """
 
 
-class Job:
+class Job(Command):
     """A training of two ranks under the launcher."""
 
     def __init__(self, *arguments: str, fault: str = "", rank: int | None = None) -> None:
@@ -70,19 +68,15 @@ class Job:
         Path("modules/sitecustomize.py").write_text(PLANT)
         Path("tmp").mkdir()
         planted = {} if rank is None else {"FAULT": fault, "FAULTY_RANK": str(rank)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep", "train_multigpu", TASK, *SMALL, "--num_gpus", "2", *arguments],
+        super().__init__(
+            *("train_multigpu", TASK, *SMALL, "--num_gpus", "2", *arguments),
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {"PYTHONPATH": str(Path("modules").absolute()), "TMPDIR": str(Path("tmp").absolute())}
+            environment={"PYTHONPATH": str(Path("modules").absolute()), "TMPDIR": str(Path("tmp").absolute())}
             | {"XDG_CACHE_HOME": str(Path("cache").absolute()), "COLUMNS": "120"}
             | planted,
-            start_new_session=True,
         )
 
-    def send(self, rank: int, number: signal.Signals) -> None:
+    def send_to(self, rank: int, number: signal.Signals) -> None:
         """Send a signal to a rank that trains, when the kernels, if there are any, have been compiled."""
         wait_for(lambda: len(self.lines_of("metrics.jsonl")) >= 3)
         os.kill(json.loads("".join(self.lines_of("run.json")))["ranks"][rank]["pid"], number)
@@ -97,47 +91,19 @@ class Job:
         found: dict[str, Any] = json.loads("".join(self.lines_of("progress.json")))
         return found
 
-    def end(self) -> tuple[int, str, list[str]]:
+    def end_in_block(self) -> tuple[int, str, list[str]]:
         """Return the exit code, all that was said, and the launcher's block: its last first line and what follows."""
-        said = self.process.communicate(timeout=TIMEOUT_S)[1]
+        code, _, said = self.end()
         lines = said.splitlines()
         first = max(
             (number for number, line in enumerate(lines) if line.startswith("lockstep: error: rank ")), default=0
         )
-        return self.process.returncode, said, lines[first:]
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.05)
-
-
-def processes_here() -> list[psutil.Process]:
-    """Return the processes whose working folder is this test's, but for the test itself."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.cwd() == str(Path.cwd()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    yield
-    left = processes_here()
-    for process in left:
-        process.kill()
-    assert [process.cmdline() for process in left] == []
+        return code, said, lines[first:]
 
 
 def test_a_rank_that_hangs_is_ended_and_shown_with_its_stack() -> None:
     job = Job("--max_iterations", "100000", "--hang_timeout", "4", fault="hang", rank=1)
-    code, said, block = job.end()
+    code, said, block = job.end_in_block()
     assert code == 1, said
     pattern = (
         r"lockstep: error: rank 1 \(local rank 1 on [^,]+, cpu, pid \d+\) is stuck: its main thread has not moved for "
@@ -150,7 +116,9 @@ def test_a_rank_that_hangs_is_ended_and_shown_with_its_stack() -> None:
     assert block[-1].startswith("  its full log: ")
     assert Path(block[-1].removeprefix("  its full log: ")).is_file()
     assert block[0] in job.lines_of("failure.txt")
-    assert any("heartbeat.py" in line for line in job.lines_of("failure.txt"))  # all its threads
+    kept = job.lines_of("failure.txt")
+    assert calls[0] in kept
+    assert not any("heartbeat.py" in line for line in kept)  # stacks of threads that run can't be read safely
     assert job.progress()["status"] == "failed"
     assert job.progress()["reason"].startswith("rank 1 (local rank 1 on ")
     assert list(Path("tmp").glob("lockstep-*")) == []
@@ -158,9 +126,9 @@ def test_a_rank_that_hangs_is_ended_and_shown_with_its_stack() -> None:
 
 def test_a_rank_that_is_stopped_is_ended_and_not_the_one_that_waits() -> None:
     job = Job("--max_iterations", "100000", "--hang_timeout", "4")
-    job.send(0, signal.SIGSTOP)
+    job.send_to(0, signal.SIGSTOP)
     began = time.monotonic()
-    code, said, block = job.end()
+    code, said, block = job.end_in_block()
     assert time.monotonic() - began < BOUND_S
     assert code == 1, said
     assert block[0].startswith("lockstep: error: rank 0 (local rank 0 on ")
@@ -172,9 +140,9 @@ def test_a_rank_that_is_stopped_is_ended_and_not_the_one_that_waits() -> None:
 
 def test_a_rank_0_that_is_killed_leaves_its_last_word_to_the_launcher() -> None:
     job = Job("--max_iterations", "100000", "--checkpoints.interval", "2")
-    job.send(0, signal.SIGKILL)
+    job.send_to(0, signal.SIGKILL)
     began = time.monotonic()
-    code, said, block = job.end()
+    code, said, block = job.end_in_block()
     assert time.monotonic() - began < BOUND_S
     assert code == 128 + signal.SIGKILL, said
     pattern = r"lockstep: error: (rank 0 \(.*, cpu, pid \d+\) was killed by SIGKILL (in|after) iteration \d+, phase .*)"
@@ -188,7 +156,7 @@ def test_a_rank_0_that_is_killed_leaves_its_last_word_to_the_launcher() -> None:
 
 def test_an_exception_is_shown_with_its_traceback_and_what_was_printed_before() -> None:
     job = Job("--max_iterations", "100000", fault="exception", rank=1)
-    code, said, block = job.end()
+    code, said, block = job.end_in_block()
     assert code == 1, said
     pattern = r"lockstep: error: rank 1 \(.*, pid \d+\) failed in iteration 4, phase rollout: LookupError: planted"
     assert re.fullmatch(pattern, block[0]), said
@@ -201,7 +169,7 @@ def test_an_exception_is_shown_with_its_traceback_and_what_was_printed_before() 
 
 def test_nonsense_on_one_rank_is_said_once_for_all() -> None:
     job = Job("--max_iterations", "100000", fault="not a number", rank=1)
-    code, said, _ = job.end()
+    code, said, _ = job.end_in_block()
     assert code == 1, said
     errors = [line for line in said.splitlines() if line.startswith("lockstep: error: ")]
     assert len(errors) == 1, said

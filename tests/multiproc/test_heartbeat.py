@@ -4,19 +4,16 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 from lockstep.core.beats import read_beats
 from lockstep.distributed.heartbeat import FOLDER_PREFIX
-from tests.multiproc.commands import SMALL
+from tests.multiproc.commands import SMALL, Command, wait_for
 
-TIMEOUT_S = 120.0
 TRAINING = ("train", "cartpole_classic", *SMALL, "--max_iterations", "1000000")
 
 # The command line, but that rank 1 hangs in the middle of the third iteration's rollout.
@@ -43,27 +40,25 @@ IN_C = "mutex = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mute
 IN_PYTHON = "time.sleep(1e6)"
 
 
-class Job:
+class Job(Command):
     """Two ranks that torchrun has started."""
 
     def __init__(self, *command: str, **environment: str) -> None:
         Path("tmp").mkdir()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *command],
-            stdout=subprocess.PIPE,
+        super().__init__(
+            *("--standalone", "--nproc_per_node", "2", *command),
+            module="torch.distributed.run",
             stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"TMPDIR": str(Path("tmp").absolute())} | environment,
-            start_new_session=True,
+            environment={"TMPDIR": str(Path("tmp").absolute())} | environment,
         )
 
     def folders(self) -> list[Path]:
         return list(Path("tmp").glob(f"{FOLDER_PREFIX}*"))
 
-    def end(self) -> tuple[int, list[str]]:
+    def end_in_lines(self) -> tuple[int, list[str]]:
         """Return the exit code and the lines of lockstep's errors and of stacks."""
-        output, _ = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, [line for line in output.splitlines() if re.match("lockstep:|    File", line)]
+        code, output, _ = self.end()
+        return code, [line for line in output.splitlines() if re.match("lockstep:|    File", line)]
 
 
 @pytest.fixture
@@ -76,18 +71,7 @@ def start() -> Iterator[Callable[..., Job]]:
 
     yield start_one
     for job in jobs:
-        if job.process.poll() is None:
-            for process in psutil.Process(job.process.pid).children(recursive=True):
-                process.kill()
-            job.process.kill()
-            job.process.communicate()
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.05)
+        job.kill()
 
 
 def hanging_job(start: Callable[..., Job], how: str, **environment: str) -> tuple[Job, int]:
@@ -110,14 +94,14 @@ def test_a_stopped_rank_ends_the_job_and_is_named(start: Callable[..., Job]) -> 
     stopped = pids()[1]
     os.kill(stopped, signal.SIGSTOP)
     began = time.monotonic()
-    code, lines = job.end()
+    code, lines = job.end_in_lines()
     assert time.monotonic() - began < 30
     assert code == 1
     first = next(line for line in lines if "ends it" in line)
     assert re.fullmatch(
         rf"lockstep: error: rank 1 \(on \S+, pid {stopped}\) was stopped by a signal \(.*\) and gave no sign of life "
-        r"for \d+ s, in iteration \d+, phase (rollout|update)(, in the exchange of \w+)?; rank 0 ends it, and with it "
-        "the job",
+        r"for \d+ s, (in|after) iteration \d+, phase \w+(, in the exchange of [^;]+)?; rank 0 ends it, and with it the "
+        "job",
         first,
     )
     others = [line for line in lines if line.startswith("lockstep:") and line != first]
@@ -127,7 +111,7 @@ def test_a_stopped_rank_ends_the_job_and_is_named(start: Callable[..., Job]) -> 
 
 def test_a_rank_that_hangs_in_python_ends_the_job_and_is_named(start: Callable[..., Job]) -> None:
     job, pid = hanging_job(start, IN_PYTHON, LOCKSTEP_HANG_TIMEOUT_S="8")
-    code, lines = job.end()
+    code, lines = job.end_in_lines()
     assert code == 1
     at = next(number for number, line in enumerate(lines) if "ends it" in line)
     assert f"pid {pid}) is stuck: its main thread has not moved for " in lines[at]
@@ -139,7 +123,7 @@ def test_a_rank_that_hangs_in_python_ends_the_job_and_is_named(start: Callable[.
 def test_sigterm_ends_a_rank_that_hangs_in_c(start: Callable[..., Job]) -> None:
     job, pid = hanging_job(start, IN_C, LOCKSTEP_HANG_TIMEOUT_S="0", LOCKSTEP_TERM_TIMEOUT_S="2")
     os.kill(pid, signal.SIGTERM)
-    code, lines = job.end()
+    code, lines = job.end_in_lines()
     assert code == 1
     said = [line for line in lines if "was asked to stop by SIGTERM" in line]
     assert len(said) == 1

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import lockstep
-from tests.multiproc.commands import SMALL
+from tests.multiproc.commands import SMALL, free_port
 
 TIMEOUT_S = 120
 NUM_ENVS = 5
@@ -74,13 +74,6 @@ def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def start(command: Sequence[str], variables: dict[str, str]) -> "subprocess.Popen[str]":

@@ -10,18 +10,25 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from tests.multiproc.commands import SMALL
+from tests.multiproc.commands import (
+    SMALL,
+    TIMEOUT_S,
+    Command,
+    free_port,
+    only_run,
+    processes_here,
+    progress_of,
+    wait_for,
+)
 
 TWO_RANKS = ("--num_gpus", "2", "--device", "cpu")
-TIMEOUT_S = 120.0
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 # Every script begins with this; `note` leaves a file that says what happened to a rank.
 PREAMBLE = """
@@ -34,7 +41,7 @@ def note(name, content=""):
 """
 
 
-class Launch:
+class Launch(Command):
     """A launcher at work."""
 
     def __init__(self, *arguments: str, script: str | None = None, stdout: int = subprocess.PIPE) -> None:
@@ -42,33 +49,11 @@ class Launch:
             Path("my script.py").write_text(PREAMBLE + script)
         temporary = Path("tmp")
         temporary.mkdir(exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep", "train_multigpu", *arguments],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"TMPDIR": str(temporary.absolute())},
-            start_new_session=True,
-        )
-
-    def end(self) -> tuple[int, str, str]:
-        """Wait for the end; return the exit code and what was printed on stdout and stderr."""
-        output, errors = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, output, errors
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        super().__init__("train_multigpu", *arguments, stdout=stdout, environment={"TMPDIR": str(temporary.absolute())})
 
 
 def script_on_two_ranks(script: str, *arguments: str) -> Launch:
     return Launch(*TWO_RANKS, "--script", "my script.py", *arguments, script=script)
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
 
 
 def noted(name: str, num_ranks: int = 2) -> bool:
@@ -79,27 +64,6 @@ def noted(name: str, num_ranks: int = 2) -> bool:
 def notes(name: str) -> list[object]:
     """Return what the ranks noted, in order."""
     return [json.loads(path.read_text()) for path in sorted(Path().glob(f"{name}_*"))]
-
-
-def processes_here() -> list[psutil.Process]:
-    """Return the processes whose working folder is this test's, but for the test itself."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.cwd() == str(Path.cwd()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    yield
-    left = processes_here()
-    for process in left:
-        process.kill()
-    assert [process.cmdline() for process in left] == []
 
 
 def temporary_folders() -> list[Path]:
@@ -337,13 +301,6 @@ def test_a_launcher_that_is_killed_takes_the_job_with_it() -> None:
     wait_for(lambda: processes_here() == [])
 
 
-def free_port() -> int:
-    with socket.socket() as candidate:
-        candidate.bind(("127.0.0.1", 0))
-        port: int = candidate.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("way", ["static", "rendezvous"])
 def test_two_launchers_are_two_nodes(way: str) -> None:
     script = "note('here', [os.environ[name] for name in ('WORLD_SIZE', 'LOCAL_RANK', 'GROUP_RANK')])\n"
@@ -377,8 +334,8 @@ def test_training_stops_together_when_the_launcher_is_asked_to() -> None:
     launch.send(signal.SIGTERM)
     code, _, errors = launch.end()
     assert code == 75, errors
-    (run,) = Path("logs/cartpole_classic").iterdir()
-    assert json.loads((run / "progress.json").read_text())["status"] == "preempted"
+    run = only_run("cartpole_classic")
+    assert progress_of(run)["status"] == "preempted"
     assert (run / "checkpoints" / "latest").exists()
     assert temporary_folders() == []
 

@@ -1,18 +1,15 @@
 """A run that was stopped and resumed is the run that was not."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.multiproc.commands import SMALL, lockstep, only_run, train_small
+from tests.multiproc.commands import LOGS, SMALL, Command, lockstep, metrics_of, only_run, progress_of, train_small
 from tests.unit.learner_fixtures import differences
 
 
@@ -36,9 +33,9 @@ def test_ten_iterations_resumed_for_ten_more_equal_twenty(recurrent: str) -> Non
     checkpoint = Path("checkpoints", "model_20.pt")
     (other,) = Path("straight").iterdir()
     assert differences(load(other / checkpoint), load(stopped / checkpoint)) == []
-    lines = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(stopped)
     assert [line["iteration"] for line in lines] == list(range(1, 21))
-    assert json.loads((stopped / "progress.json").read_text())["status"] == "finished"
+    assert progress_of(stopped)["status"] == "finished"
     assert len(json.loads((stopped / "run.json").read_text())["attempts"]) == 2
 
 
@@ -46,7 +43,7 @@ def test_a_bare_resume_takes_the_newest_run_of_the_task() -> None:
     run = train_small("cartpole_classic", "--max_iterations", "2")
     resumed = lockstep("train", "cartpole_classic", "--resume", "--max_iterations", "3")
     assert resumed.returncode == 0, resumed.stderr
-    assert json.loads((run / "progress.json").read_text())["iteration"] == 3
+    assert progress_of(run)["iteration"] == 3
 
 
 def test_a_checkpoint_starts_a_new_run_at_iteration_zero_with_the_same_weights() -> None:
@@ -86,11 +83,11 @@ def test_a_run_from_a_checkpoint_remembers_it_from_the_start() -> None:
 
 def test_a_new_learning_rate_is_used_and_without_one_the_schedule_goes_on() -> None:
     run = train_small("cartpole_classic", "--max_iterations", "2")
-    rates = [json.loads(line)["learning_rate"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rates = [record["learning_rate"] for record in metrics_of(run)]
     options = ("--agent.learning_rate", "3e-5", "--agent.schedule", "fixed", "--max_iterations", "3")
     assert lockstep("train", "--resume", str(run), *options).returncode == 0
     assert lockstep("train", "--resume", str(run), "--max_iterations", "4").returncode == 0
-    after = [json.loads(line)["learning_rate"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    after = [record["learning_rate"] for record in metrics_of(run)]
     assert after[:2] == rates
     assert after[2:] == pytest.approx([3e-5, 3e-5])
 
@@ -101,7 +98,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_fail_a_run() -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert "Traceback" not in finished.stderr
-    assert json.loads((only_run("cartpole_classic") / "progress.json").read_text())["status"] == "finished"
+    assert progress_of(only_run("cartpole_classic"))["status"] == "finished"
 
 
 def test_a_name_with_signs_of_mathematics_gets_its_picture() -> None:
@@ -111,10 +108,10 @@ def test_a_name_with_signs_of_mathematics_gets_its_picture() -> None:
 
 def test_a_finished_run_that_is_resumed_stays_as_it_is() -> None:
     run = train_small("cartpole_classic", "--max_iterations", "2")
-    before = json.loads((run / "progress.json").read_text())
+    before = progress_of(run)
     resumed = lockstep("train", "--resume", str(run))
     assert resumed.returncode == 0, resumed.stderr
-    assert json.loads((run / "progress.json").read_text()) == before
+    assert progress_of(run) == before
     assert before["env_steps"] == 2 * 8 * 16
 
 
@@ -122,17 +119,14 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is() -> None:
     ("number", "status", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "preempted", 75)]
 )
 def test_a_signal_saves_and_the_run_goes_on(number: signal.Signals, status: str, code: int) -> None:
-    arguments = ["train", "cartpole_classic", *SMALL, "--max_iterations", "100000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lockstep", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    wait_for(lambda: any(Path("logs").glob("*/*/metrics.jsonl")), process)
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
+    training = Command("train", "cartpole_classic", *SMALL, "--max_iterations", "100000")
+    training.wait_for(lambda: any(LOGS.glob("*/*/metrics.jsonl")))
+    training.send(number)
+    ended, output, errors = training.end()
+    assert ended == code, errors
     assert "--resume" in output
     run = only_run("cartpole_classic")
-    progress = json.loads((run / "progress.json").read_text())
+    progress = progress_of(run)
     assert progress["status"] == status
     assert progress["checkpoint"] == f"checkpoints/model_{progress['iteration']}.pt"
     resumed = lockstep("train", "--resume", str(run), "--max_iterations", str(progress["iteration"] + 1))
@@ -146,29 +140,17 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before() -> None:
     resumed = lockstep("train", "--resume", str(run), "--max_iterations", "5")
     assert resumed.returncode == 0, resumed.stderr
     assert "model_4.pt" in resumed.stderr
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(run)
     assert [line["iteration"] for line in lines] == [1, 2, 3, 4, 5]
 
 
-def wait_for(condition: Any, process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline, "the training did not start"
-        time.sleep(0.05)
-
-
 def test_two_processes_do_not_train_in_one_run_directory() -> None:
-    arguments = ["train", "cartpole_classic", *SMALL, "--max_iterations", "100000"]
-    first = subprocess.Popen(
-        [sys.executable, "-m", "lockstep", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    first = Command("train", "cartpole_classic", *SMALL, "--max_iterations", "100000", stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: any(Path("logs").glob("*/*/metrics.jsonl")), first)
+        first.wait_for(lambda: any(LOGS.glob("*/*/metrics.jsonl")))
         run = only_run("cartpole_classic")
         second = lockstep("train", "--resume", str(run))
         assert second.returncode == 2
-        assert f"pid {first.pid}" in second.stderr
+        assert f"pid {first.process.pid}" in second.stderr
     finally:
-        os.kill(first.pid, signal.SIGKILL)
-        first.communicate()
+        first.kill()

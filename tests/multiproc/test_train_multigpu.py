@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.multiproc.commands import SMALL, lockstep, only_run
+from tests.multiproc.commands import LOGS, SMALL, Command, lockstep, metrics_of, num_recorded, only_run, progress_of
 
 TASK = "cartpole_classic"
 FLAGS = [*SMALL[2:], "--dtype", "float64", "--num_envs", "24,8", "--sentinel_interval", "1"]
@@ -23,18 +23,9 @@ def _caches_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def untimed(run: Path) -> list[dict[str, Any]]:
     timed = ("time/", "wall_s", "steps_per_s")
     return [{name: value for name, value in record.items() if not name.startswith(timed)} for record in metrics_of(run)]
-
-
-def progress_of(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "progress.json").read_text())
-    return found
 
 
 def test_a_job_ends_well_and_one_process_goes_on_with_it() -> None:
@@ -58,8 +49,7 @@ def test_a_job_ends_well_and_one_process_goes_on_with_it() -> None:
     command = [*torchrun, "-m", "lockstep", "train", TASK, *FLAGS, "--max_iterations", "3", "--log_root", "by_hand"]
     by_hand = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert by_hand.returncode == 0, by_hand.stderr
-    (other,) = Path("by_hand", TASK).iterdir()
-    assert untimed(other) == untimed(run)
+    assert untimed(only_run(TASK, Path("by_hand"))) == untimed(run)
 
     resumed = lockstep("train", TASK, "--resume", "--max_iterations", "4")
     assert resumed.returncode == 0, resumed.stderr
@@ -68,31 +58,16 @@ def test_a_job_ends_well_and_one_process_goes_on_with_it() -> None:
     assert "num_envs: 32" in (run / "config.yaml").read_text()
 
 
-class Job:
+class Job(Command):
     """A job under way."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep", "train_multigpu", TASK, *arguments, "--num_gpus", "2"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        super().__init__("train_multigpu", TASK, *arguments, "--num_gpus", "2", stderr=subprocess.STDOUT)
 
     def wait_for_iterations(self, number: int) -> Path:
         """Return the run directory once as many iterations are recorded."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and self.process.poll() is None:
-            for path in Path("logs", TASK).glob("*/metrics.jsonl"):
-                if len(path.read_text().splitlines()) >= number:
-                    return path.parent
-            time.sleep(0.05)
-        self.process.kill()
-        raise AssertionError(self.process.communicate()[0])
-
-    def end(self) -> str:
-        return self.process.communicate(timeout=60)[0]
+        runs = (LOGS / TASK).glob
+        return self.wait_for(lambda: next((run for run in runs("[!.]*") if num_recorded(run) >= number), None))
 
 
 @pytest.fixture
@@ -100,16 +75,15 @@ def jobs() -> Iterator[list[Job]]:
     started: list[Job] = []
     yield started
     for job in started:
-        if job.process.poll() is None:
-            os.killpg(job.process.pid, signal.SIGKILL)
+        job.kill()
 
 
 def test_a_job_that_is_asked_to_stop_saves_and_can_go_on(jobs: list[Job]) -> None:
     jobs.append(Job(*FLAGS, "--max_iterations", "100000"))
     run = jobs[-1].wait_for_iterations(2)
-    jobs[-1].process.send_signal(signal.SIGTERM)
-    said = jobs[-1].end()
-    assert jobs[-1].process.returncode == 75, said
+    jobs[-1].send(signal.SIGTERM)
+    code, said, _ = jobs[-1].end()
+    assert code == 75, said
     progress = progress_of(run)
     before = progress["iteration"]
     assert (progress["status"], progress["checkpoint"]) == ("preempted", f"checkpoints/model_{before}.pt")
@@ -118,9 +92,9 @@ def test_a_job_that_is_asked_to_stop_saves_and_can_go_on(jobs: list[Job]) -> Non
 
     jobs.append(Job("--resume"))
     jobs[-1].wait_for_iterations(before + 2)
-    jobs[-1].process.send_signal(signal.SIGINT)
-    said = jobs[-1].end()
-    assert jobs[-1].process.returncode == 130, said
+    jobs[-1].send(signal.SIGINT)
+    code, said, _ = jobs[-1].end()
+    assert code == 130, said
     assert progress_of(run)["status"] == "interrupted"
     assert "Traceback" not in said
     numbers = [record["iteration"] for record in metrics_of(run)]
@@ -134,9 +108,9 @@ def test_a_rank_that_dies_ends_the_job_and_is_named(jobs: list[Job]) -> None:
     pid = json.loads((run / "run.json").read_text())["ranks"][1]["pid"]
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    said = jobs[-1].end()
+    code, said, _ = jobs[-1].end()
     assert time.monotonic() - began < 30
-    assert jobs[-1].process.returncode not in (0, 75, 130)
+    assert code not in (0, 75, 130)
     assert "rank 1" in said
     assert "SIGKILL" in said
 

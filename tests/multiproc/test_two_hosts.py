@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.multiproc.commands import metrics_of, only_run, progress_of
 from tests.multiproc.two_hosts import NEEDED, PORT, Host, joined_hosts, run_all
 
 TIMEOUT_S = 120
@@ -31,20 +32,18 @@ def train_on(hosts: list[Host], folder: Path, *flags_of: list[str]) -> tuple[lis
     ]
     said = run_all(processes, TIMEOUT_S)
     assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
-    (run,) = (folder / "logs" / "cartpole_classic").iterdir()
-    return said, run
+    return said, only_run("cartpole_classic", folder / "logs")
 
 
 def check_run(run: Path) -> None:
     """The one run directory holds a training of four ranks."""
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [record["env_steps"] for record in metrics]
+    steps = [record["env_steps"] for record in metrics_of(run)]
     assert len(steps) == 3
     assert steps == [steps[0] * iteration for iteration in (1, 2, 3)]
     assert steps[0] % (4 * 16) == 0
     ranks = json.loads((run / "run.json").read_text())["ranks"]
     assert [(rank["rank"], rank["local_rank"]) for rank in ranks] == [(0, 0), (1, 1), (2, 0), (3, 1)]
-    assert json.loads((run / "progress.json").read_text())["status"] == "finished"
+    assert progress_of(run)["status"] == "finished"
     assert sorted(path.name for path in (run / "ranks").iterdir()) == [f"rank_{rank}.log" for rank in range(4)]
 
 

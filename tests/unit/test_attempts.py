@@ -1,13 +1,13 @@
 """Which run a training goes on with: that of its launch, that of its job, or none."""
 
 import json
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lockstep.cli.train_request import read
-from lockstep.core.config import merge, to_yaml
+from lockstep.core.config import merge
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.outcome import is_final
 from lockstep.core.run_directory import RunDirectory
@@ -16,48 +16,7 @@ from lockstep.distributed.topology import START, Start, start_from_environment
 from lockstep.learn.config import TrainConfig
 from lockstep.session import attempts
 from lockstep.session.attempts import RUN_KEY, Found, attempt_info, find, ways_to_start
-
-CONFIG = TrainConfig(task="cartpole_classic", num_envs=16, max_iterations=100)
-LAUNCH = "launch 1"
-
-
-def create(config: TrainConfig = CONFIG, start: Start | None = None, world_size: int = 1, key: str = "") -> Path:
-    """Make a run of a launch, and leave it."""
-    start = start or Start(LAUNCH)
-    run = RunDirectory.create(
-        config.log_root,
-        config.task,
-        config.run_name,
-        to_yaml(config) + f"world_size: {world_size}\n",
-        {"seed": 1, "launch_id": start.launch_id or None, "run_key": key or None},
-        config.max_iterations,
-        attempt_info(start, 0),
-    )
-    run.close()
-    return run.path
-
-
-def go_on(path: Path, start: Start, iteration: int) -> None:
-    """Note that another start of the ranks went on in a run."""
-    run = RunDirectory.open(path)
-    run.begin_attempt((path / "config.yaml").read_text(), None, attempt_info(start, iteration))
-    run.close()
-
-
-def save(path: Path, iteration: int) -> None:
-    (path / "checkpoints" / f"model_{iteration}.pt").touch()
-
-
-def end(path: Path, status: Any, reason: str | None = None, max_iterations: int = 100) -> None:
-    run = RunDirectory.open(path)
-    run.write_progress(max_iterations, max_iterations, 0, 0.0, status, reason)
-    run.close()
-
-
-def environment(number: int = 0, num_failures: int = 0, launch: str = LAUNCH, last_failure: str = "") -> dict[str, str]:
-    start = {"launch_id": launch, "number": number, "num_failures": num_failures, "last_failure": last_failure}
-    return {"RANK": "0", START: json.dumps(start)}
-
+from tests.unit.attempt_fixtures import CONFIG, LAUNCH, create, end, environment, go_on, requeued, save
 
 # --- which start this is ---------------------------------------------------------------------------------------------
 
@@ -69,13 +28,19 @@ def test_a_start_is_what_the_agents_agreed_on() -> None:
     assert start_from_environment({START: environment(2)[START]}) == Start()
 
 
-def test_a_start_under_a_bare_torchrun() -> None:
+def test_a_start_under_a_bare_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = {"RANK": "0", "TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_RESTART_COUNT": "2"}
     assert start_from_environment(bare) == Start("7", 2, 2)
     assert start_from_environment(bare | {"TORCHELASTIC_RUN_ID": "none", "LOCKSTEP_JOB": "x"}).launch_id == "x"
     # Without any id it is still the same agent that starts the ranks again.
     nameless = [start_from_environment(bare | {"TORCHELASTIC_RUN_ID": "none"}).launch_id for _ in range(2)]
     assert nameless[0] == nameless[1] != ""
+    # Containers of one image have agents of the same id on hosts of the same name.
+    start = f"agent {os.getppid()} (begun "
+    assert nameless[0].startswith(start)
+    monkeypatch.setattr("os.getppid", os.getpid)
+    ended = nameless[0].partition("begun")[2]
+    assert start_from_environment(bare | {"TORCHELASTIC_RUN_ID": "none"}).launch_id.partition("begun")[2] != ended
     assert start_from_environment({}) == Start()
 
 
@@ -119,6 +84,36 @@ def test_a_run_that_this_host_does_not_see_is_not_begun_anew(tmp_path: Path, mon
     with pytest.raises(RunError, match=r"does not see .*/other, where they have trained; nodes of an elastic job need"):
         find(CONFIG, None, on_this_host(tmp_path / "other"))
     assert is_final(tmp_path)
+
+
+def test_who_waits_for_the_lock_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = create(key="a")
+    holder = RunDirectory.open(path)
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 1.0
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+
+    def waited_s(found: Found) -> float:
+        nonlocal now_s
+        now_s = 0.0
+        with pytest.raises(UsageError, match="is in use by pid"):
+            found.open()
+        return now_s
+
+    lease_s = 90.0  # of NFSv4: for so long a host that has lost its power keeps its locks
+    assert waited_s(find(CONFIG, path, {})) == 0.0
+    assert capsys.readouterr().err == ""
+    assert waited_s(auto(key="a")) > lease_s
+    said = capsys.readouterr().err
+    assert said.startswith(f"lockstep: {path} is in use by pid") and said.count("\n") == 1
+    assert waited_s(auto()) > lease_s
+    assert waited_s(find(CONFIG, None, environment(1, 1))) > lease_s
+    holder.close()
 
 
 def test_a_bare_resume_that_is_started_again_goes_on_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +170,7 @@ def test_a_restart_waits_for_the_lock_of_a_rank_that_is_about_to_end(monkeypatch
         holder.close()
 
     monkeypatch.setattr("time.sleep", sleep)
-    Found(path, is_restart=True).open().close()
+    Found(path, is_found=True).open().close()
     assert len(waited) == 1
     holder = RunDirectory.open(path)
     with pytest.raises(UsageError, match="is in use by pid"):
@@ -183,7 +178,7 @@ def test_a_restart_waits_for_the_lock_of_a_rank_that_is_about_to_end(monkeypatch
     assert len(waited) == 1
     monkeypatch.setattr(attempts, "LOCK_WAIT_S", 0.0)
     with pytest.raises(UsageError, match="is in use by pid"):
-        Found(path, is_restart=True).open()
+        Found(path, is_found=True).open()
     holder.close()
 
 
@@ -307,6 +302,7 @@ def test_what_run_json_says_of_attempts() -> None:
     run = create(key="k")
     go_on(run, Start("launch 2", 3, 2), 40)
     noted = [[each[name] for name in attempt_info(Start(), 0, {}) if name != "run_key"] for each in attempts_of(run)]
-    assert noted == [[LAUNCH, 0, 0, 0], ["launch 2", 3, 2, 40]]
+    assert noted == [[LAUNCH, 0, 0, None, 0], ["launch 2", 3, 2, None, 40]]
+    assert [attempt_info(Start(), 0, requeued(times))["num_requeues"] for times in (0, 2)] == [0, 2]
     assert (run_info(run)["launch_id"], run_info(run)["run_key"]) == ("launch 2", "k")
     assert [attempt_info(Start(), 0, {RUN_KEY: key})["run_key"] for key in ("k", "")] == ["k", None]

@@ -101,6 +101,21 @@ def test_an_exchange_on_a_device_lasts_until_the_host_moves(tmp_path: Path) -> N
     assert read(tmp_path).num_exchanges == 3
 
 
+def test_a_device_is_behind_others_until_it_was_waited_for(tmp_path: Path) -> None:
+    beats.open_beats(tmp_path, 0, 0)
+    assert not read(tmp_path).is_behind_others
+    beats.exchanges_on_device("gradients")
+    beats.enter("update")
+    with beats.exchange("text"):
+        pass
+    beats.at_iteration(1)
+    beats.enter("rollout")
+    assert read(tmp_path).is_behind_others
+    with beats.exchange("device"):
+        assert read(tmp_path).is_behind_others
+    assert not read(tmp_path).is_behind_others
+
+
 def test_what_is_done_for_the_first_time_may_compile(tmp_path: Path) -> None:
     beats.open_beats(tmp_path, 0, 0)
 
@@ -157,7 +172,12 @@ def test_after_a_failure_the_phase_stays_until_the_caller_moves(tmp_path: Path) 
             raise ZeroDivisionError
     failed = read(tmp_path)
     assert (failed.phase, failed.iteration, failed.moved_s) == ("save", 4, math.inf)
-    assert judge({0: failed}, time.monotonic() + 1e6, Limits()) is None
+    assert failed.alive_s <= time.monotonic()
+    beats.alive()  # its other thread goes on
+    alive = read(tmp_path)
+    assert judge({0: alive}, alive.alive_s + 5.0, Limits()) is None
+    verdict = judge({0: alive}, alive.alive_s + 1e6, Limits(), state_of=lambda pid: "stopped")
+    assert verdict is not None and verdict.kind == "stopped"
     with beats.exchange("mine"):
         assert place(read(tmp_path)) == ("end", "mine")
     assert read(tmp_path).moved_s <= time.monotonic()

@@ -1,5 +1,6 @@
 """Who is to blame: the rank that others wait for, and never one that waits, is looked at, or may be slow."""
 
+import contextlib
 import os
 import pty
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.core import blame
 from lockstep.core.beats import Beat
 from lockstep.core.blame import HANG_TIMEOUT, Limits, ProcessState, Verdict, judge, process_state, where
 from lockstep.core.errors import UsageError
@@ -80,6 +82,15 @@ def test_a_main_thread_may_wait_for_one_that_compiles_or_saves(phase: str) -> No
     assert blamed(slow, waiting) is None
     assert kind_and_rank(blamed(beat(0, still=30.0, phase=phase, exchange="envs"), waiting)) == ("stuck", 1)
     assert kind_and_rank(blamed(slow, beat(1, still=601.0))) == ("stuck", 1)
+
+
+def test_a_main_thread_may_wait_for_one_on_another_host_through_its_device() -> None:
+    behind = beat(1, still=30.0, is_behind_others=True)
+    assert blamed(beat(0), behind) is None
+    assert blamed(beat(0), behind, num_ranks=3) is None
+    assert kind_and_rank(blamed(beat(0), beat(1, still=30.0), num_ranks=3)) == ("stuck", 1)
+    assert kind_and_rank(blamed(beat(0), behind, num_ranks=2)) == ("stuck", 1)  # nobody is elsewhere
+    assert kind_and_rank(blamed(beat(0), beat(1, still=601.0, is_behind_others=True), num_ranks=3)) == ("stuck", 1)
 
 
 @pytest.mark.parametrize("phase", ["compile", "save"])
@@ -173,8 +184,8 @@ def test_where_a_rank_is(fields: dict[str, Any], words: str) -> None:
     assert where(beat(**fields)) == words
 
 
-def state_within(pid: int, holds: Callable[[ProcessState], bool]) -> ProcessState:
-    deadline = time.monotonic() + 30.0
+def state_within(pid: int, holds: Callable[[ProcessState], bool], timeout_s: float = 30.0) -> ProcessState:
+    deadline = time.monotonic() + timeout_s
     while not holds(process_state(pid)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return process_state(pid)
@@ -195,15 +206,48 @@ def test_what_the_kernel_says_of_a_process() -> None:
     assert process_state(process.pid) == "gone"
 
 
-def test_a_process_whose_output_nobody_reads_waits_for_the_screen() -> None:
+def forbidden(task: Path) -> list[str]:
+    raise PermissionError(task)
+
+
+@pytest.mark.parametrize("how", ["system call", "sleep"])
+@pytest.mark.parametrize("screen", ["terminal", "pipe"])
+def test_a_process_whose_output_nobody_reads_waits_for_the_screen(
+    screen: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "sleep":  # as where only a process's ancestors may see its system calls
+        monkeypatch.setattr(blame, "_system_call", forbidden)
+    reader, writer = pty.openpty() if screen == "terminal" else os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", "print('x' * 10_000_000)"], stdout=writer)
     try:
-        Path("/proc/self/syscall").read_text()
-    except OSError:
-        pytest.skip("this kernel does not tell in which system call a process is")
-    master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", "print('x' * 10_000_000)"], stdout=slave)
-    try:
+        _skip_unless_told(process.pid, "syscall" if how == "system call" else "wchan")
         assert state_within(process.pid, lambda state: state == "screen") == "screen"
+    finally:
+        process.kill()
+        process.wait()
+        os.close(writer)
+        os.close(reader)
+
+
+def _skip_unless_told(pid: int, name: str) -> None:
+    """Skip where the kernel never says in what a process sleeps, which then waits in writing within seconds."""
+    deadline = time.monotonic() + 10.0
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline:
+            if (told := Path(f"/proc/{pid}/{name}").read_text().strip()) and told not in ("0", "running"):
+                return
+            time.sleep(0.02)
+    pytest.skip(f"this kernel does not tell a process's {name}")
+
+
+def test_a_process_that_waits_for_another_thing_does_not_wait_for_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blame, "_system_call", forbidden)
+    script = "import os; ends = os.pipe(); print('ready', flush=True); os.write(ends[1], bytes(10_000_000))"
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=slave, stderr=slave)
+    try:
+        assert b"ready" in os.read(master, 100)  # it writes into a pipe of its own, and its screen is a terminal
+        assert state_within(process.pid, lambda state: state == "screen", 1.0) == "running"
     finally:
         process.kill()
         process.wait()

@@ -103,6 +103,21 @@ def test_what_may_be_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines.index("module load cuda") + 1 == lines.index("ulimit -n 9999")
 
 
+def test_a_runner_that_can_not_go_on_is_refused_now_and_not_in_the_queue(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    train = "    def __init__(self, config, env, comm): ...\n    def train(self, observer, evaluation_env): ...\n"
+    resume = "    def state_dict(self): ...\n    def load_state_dict(self, state): ...\n"
+    Path("runner_for_slurm.py").write_text(f"class Short:\n{train}class Long:\n{train}{resume}")
+    work = ["--", "train", "cartpole_swingup", "--runner"]
+    code, _, err = call(capsys, *work, "runner_for_slurm:Short")
+    assert code == 2
+    assert "runner_for_slurm:Short has no state_dict(), which --resume needs" in err
+    assert not Path("slurm").exists()
+    assert call(capsys, *work, "runner_for_slurm:Long")[0] == 0
+
+
 TRAIN = ["--", "train", "cartpole_swingup"]
 
 
@@ -183,6 +198,16 @@ def test_a_job_that_slurm_does_not_take(program: Program, capsys: pytest.Capture
     code, out, err = call(capsys, "--submit", *TRAIN)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "submission failed: Invalid partition; slurm/cartpole_swingup.sh is written" in err
+
+
+def test_a_job_of_which_nobody_knows_whether_it_was_taken(
+    program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.launch.slurm_commands._TIMEOUT_S", 0.3)
+    program("sbatch", "exec /bin/sleep 60")
+    code, out, err = call(capsys, "--submit", *TRAIN)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "look with squeue whether the job is there before you submit slurm/cartpole_swingup.sh again" in err
 
 
 SHOW_JOB = """\
@@ -283,6 +308,28 @@ def test_status_where_slurm_does_not_answer(
     assert told["job"].startswith("77, whose state is not known (")
     assert ("Unable to contact controller" if text else "scontrol is not here") in told["job"]
     assert "next" not in told
+
+
+@pytest.mark.parametrize("cluster", ["alpha", "ALPHA", "is-a-1"])
+def test_status_of_a_job_of_this_cluster_or_another(
+    cluster: str, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = "echo 'Configuration data\nAccountingName = x\nClusterName             = alpha'"
+    program("scontrol", f'if [ "$2" = config ]; then {config}; exit; fi; [ "$3" = 77 ] || exit 9; {UNKNOWN_JOB}')
+    told = status_of(capsys, make_run("running", run_key=f"slurm-{cluster}-77"))
+    if cluster.lower() == "alpha":
+        assert told["job"] == "77, of which SLURM knows nothing any more"
+    else:
+        assert told["job"].endswith("(it is a job of cluster is-a-1, and this is cluster alpha)")
+        assert "next" not in told
+
+
+def test_status_of_the_element_that_has_the_id_of_its_array(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = SHOW_JOB.format(state="FAILED", reason="None").replace("JobId=77", "JobId=76")
+    program("scontrol", f"{other}\necho\n{SHOW_JOB.format(state='RUNNING', reason='None')}")
+    assert status_of(capsys, make_run("running", run_key="slurm-77"))["job"].startswith("77 RUNNING")
 
 
 def test_status_of_a_run_that_no_job_made(program: Program, capsys: pytest.CaptureFixture[str]) -> None:

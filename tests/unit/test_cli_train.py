@@ -1,52 +1,26 @@
-import re
+"""``lockstep train`` from the command line to what the session is asked for, in one process."""
+
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from pydantic import Field
 
 from lockstep.cli.main import main
 from lockstep.cli.train_request import Request, read
-from lockstep.core.config import settings, to_yaml
+from lockstep.core.config import settings
 from lockstep.core.errors import UsageError
-from lockstep.envs.config import EnvConfig
 from lockstep.learn.config import TrainConfig
-from lockstep.recipes.catalog import TASKS, TaskEntry
 from lockstep.session.train import Outcome
-
-
-class PendulumConfig(EnvConfig):
-    """Settings only this task has."""
-
-    length: float = Field(0.5, description="of the rod in m")
-    start: tuple[float, ...] = Field((0.0,), description="angles in rad")
-    wind: bool = Field(False, description="blow")
-    seed_of_wind: int | None = Field(None, description="repeat the same wind")
-
-
-class Pendulum:
-    """The task itself, of which the command line needs no more than whether it can be distributed."""
-
-
-RECIPE = TrainConfig(task="pendulum", num_envs=256, env=PendulumConfig(length=1.0))
+from tests.unit.cli_train_fixtures import RECIPE, add_pendulum, config_of, refused, settings_of, write_run
 
 
 @pytest.fixture(autouse=True)
-def pendulum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that lives only in this test."""
-    module = types.ModuleType("pendulum_recipe")
-    vars(module)["pendulum"] = lambda: RECIPE
-    monkeypatch.setitem(sys.modules, "pendulum_recipe", module)
-    task = types.ModuleType("pendulum_task")
-    vars(task)["Pendulum"] = Pendulum
-    monkeypatch.setitem(sys.modules, "pendulum_task", task)
-    entry = TaskEntry("pendulum", "swing", "pendulum_task:Pendulum", "pendulum_recipe:pendulum", ("analytic", "mujoco"))
-    monkeypatch.setitem(TASKS._entries, "pendulum", entry)
+def _pendulum(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_pendulum(monkeypatch)
 
 
 @pytest.fixture
@@ -62,26 +36,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     vars(module)["train"] = train
     monkeypatch.setitem(sys.modules, "lockstep.session.train", module)
     return requests
-
-
-def config_of(*argv: str) -> TrainConfig:
-    return read(["pendulum", *argv]).config
-
-
-def refused(*argv: str) -> str:
-    with pytest.raises(UsageError) as error:
-        read(argv)
-    message = str(error.value)
-    assert len(message.splitlines()) == 1
-    return message
-
-
-def write_run(parent: Path, name: str, config: TrainConfig) -> Path:
-    run = parent / config.task / name
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text(to_yaml(config) + "world_size: 1\n", encoding="utf-8")
-    (run / "run.json").write_text("{}", encoding="utf-8")
-    return run
 
 
 def test_without_flags_it_is_the_recipe() -> None:
@@ -140,10 +94,6 @@ def test_ways_to_write_a_list(words: list[str]) -> None:
 )
 def test_ways_to_write_a_switch(argv: list[str], expected: bool) -> None:
     assert settings_of(config_of(*argv))["wind"] is expected
-
-
-def settings_of(config: TrainConfig) -> dict[str, Any]:
-    return config.env.model_dump()
 
 
 def test_a_bare_switch_or_a_list_before_the_task() -> None:
@@ -279,24 +229,6 @@ def test_what_is_wrong_is_said_in_one_line(argv: list[str], words: str) -> None:
     assert words in refused(*argv)
 
 
-def test_distributed_is_accepted_under_a_launcher_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "WORLD_SIZE > 1" in refused("pendulum", "--distributed")
-    assert config_of("--distributed", "false") == RECIPE
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert config_of("--distributed") == RECIPE
-
-
-def test_a_task_that_needs_one_process_is_refused_before_several_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pendulum, "distributed_unsupported", "its wind blows through one process", raising=False)
-    assert read(["pendulum"], world_size=1).config == RECIPE
-    with pytest.raises(UsageError) as refusal:
-        read(["pendulum"], world_size=2)
-    assert str(refusal.value) == (
-        "task pendulum can't train on 2 ranks: its wind blows through one process; run it with one process"
-    )
-
-
 def test_the_session_gets_what_was_asked_for(trained: list[Request]) -> None:
     assert main(["train", "pendulum", "--checkpoint", "model.pt", "--seed", "3"]) == 0
     assert trained == [Request(RECIPE.model_copy(update={"seed": 3}), Path("model.pt"), None)]
@@ -343,65 +275,3 @@ def test_any_command_line_gives_a_config_or_one_line(argv: list[str], with_task:
         assert isinstance(read(["pendulum", *argv] if with_task else argv), Request)
     except UsageError as error:
         assert len(str(error).splitlines()) == 1
-
-
-# --- envs of several ranks -----------------------------------------------------------------------------------------
-
-
-def shares(world_size: int, *argv: str) -> tuple[int, ...]:
-    return read(["pendulum", *argv], world_size).config.envs_by_rank(world_size)
-
-
-def test_envs_are_per_rank_or_shared_out_or_named() -> None:
-    assert shares(3, "--num_envs", "8") == (8, 8, 8)
-    assert shares(2, "--num_envs", "320,192") == (320, 192)
-    assert shares(2, "--num_envs", "320", "192") == (320, 192)
-    assert shares(2, "--num_envs", "16,0") == (16, 0)
-    # 10 blocks of 4 on 3 ranks
-    assert shares(3, "--total_envs", "40") == (16, 12, 12)
-    assert shares(2, "--total_envs", "24", "--agent.num_mini_batches", "6") == (12, 12)
-    assert shares(2, "--total_envs", "16", "--num_envs", "8") == (8, 8)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "argv", "words"),
-    [
-        (2, ["--num_envs", "8,8,8"], "num_envs 8,8,8 is for 3 ranks, and there are 2; give one number per rank"),
-        (1, ["--num_envs", "8,8"], "there is 1"),
-        (2, ["--num_envs", "8,6"], "num_envs 6 is not divisible by agent.num_mini_batches 4"),
-        (2, ["--num_envs", "0,0"], "must have at least one env on some rank"),
-        (
-            2,
-            ["--total_envs", "42"],
-            "total_envs 42 is not divisible by agent.num_mini_batches 4; use --total_envs 40",
-        ),
-        (4, ["--total_envs", "8"], "total_envs 8 leaves some of 4 ranks without envs"),
-        (3, ["--total_envs", "16", "--num_envs", "8"], "on 3 rank(s) contradict each other"),
-    ],
-)
-def test_envs_that_do_not_fit_the_ranks(world_size: int, argv: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)):
-        read(["pendulum", *argv], world_size)
-
-
-@pytest.mark.parametrize(
-    ("then", "num_envs", "now", "expected"),
-    [
-        (2, "[48, 16]", 2, (48, 16)),  # each keeps its own
-        (2, "[48, 16]", 1, (64,)),
-        (2, "[48, 16]", 3, (24, 20, 20)),
-        (1, "8", 4, (4, 4, 0, 0)),  # fewer blocks than ranks: some have none
-        (4, "16", 2, (32, 32)),
-    ],
-)
-def test_a_run_that_goes_on_keeps_its_envs(
-    tmp_path: Path, then: int, num_envs: str, now: int, expected: tuple[int, ...]
-) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "run.json").write_text("{}")
-    (run / "config.yaml").write_text(f"task: pendulum\nnum_envs: {num_envs}\nworld_size: {then}\n")
-    assert shares(now, "--resume", str(run)) == expected
-    assert shares(1, "--resume", str(run), "--num_envs", str(sum(expected))) == (sum(expected),)
-    with pytest.raises(UsageError, match=f"the run has {sum(expected)} envs, not 200; a run resumes with as many"):
-        read(["pendulum", "--resume", str(run), "--num_envs", "100"], 2)

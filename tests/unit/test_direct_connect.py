@@ -116,6 +116,21 @@ def test_a_rank_that_cannot_connect_keeps_nobody_waiting(monkeypatch: pytest.Mon
     assert time.monotonic() - began < 20
 
 
+def test_a_connection_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    class Noted(socket.socket):
+        def connect(self, address: Any) -> None:
+            made.append(self)
+            super().connect(address)
+
+    monkeypatch.setattr(socket, "socket", Noted)
+    store = HashStore()
+    store.set("listens/0", f"{'0' * 32} lockstep-nobody-listens-here")
+    assert connect(1, 2, store, 30.0, 5.0) is None
+    assert [each.fileno() for each in made] == [-1]
+
+
 def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_said() -> None:
     began = time.monotonic()
     assert connect(0, 2, HashStore(), 30.0, 0.3) is None

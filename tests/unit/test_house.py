@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "lockstep"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -73,17 +74,20 @@ def tracked_files() -> list[Path]:
     return [path for entry in listing.split("\0") if (path := ROOT / entry).is_file()]
 
 
-def test_the_package_is_found() -> None:
+def test_the_package_and_its_tests_are_found() -> None:
     assert PACKAGE / "core" / "errors.py" in MODULES
+    assert Path(__file__) in TESTS
 
 
 def test_files_are_short() -> None:
-    lengths = {name(path): len(path.read_text().splitlines()) for path in MODULES}
+    lengths = {name(path): len(path.read_text().splitlines()) for path in MODULES + TESTS}
     assert {path: lines for path, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
 
 
 def test_functions_are_short() -> None:
-    lengths = {f"{name(path)} {function}": lines for path in MODULES for function, lines in functions(path.read_text())}
+    lengths = {
+        f"{name(path)} {function}": lines for path in MODULES + TESTS for function, lines in functions(path.read_text())
+    }
     assert {function: lines for function, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
 
 

@@ -2,14 +2,29 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from lockstep.core import beats
 from lockstep.core.beats import Beat
 from lockstep.core.blame import Verdict
 from lockstep.core.outcome import FOLLOWS, RankOutcome, read_outcomes, write_outcome
-from lockstep.launch.ends import JobEnd, RankEnd, deciding, ended_early, exit_code, first_failure_s, read_end
+from lockstep.distributed.topology import START
+from lockstep.distributed.torch_restarts import agent_class
+from lockstep.launch.ends import (
+    JobEnd,
+    RankEnd,
+    deciding,
+    ended_early,
+    exit_code,
+    first_failure_s,
+    is_meeting,
+    read_end,
+)
 from lockstep.launch.logs import Follower, last_lines, read_attempt_logs
 from tests.unit.launch_fixtures import CRASHED, KILLED, TERMINATED, ended, exited, failure, leave
 
@@ -151,6 +166,37 @@ def test_when_the_first_rank_failed(tmp_path: Path) -> None:
     write_outcome(tmp_path, RankOutcome(2, 1, "words", time_s=97.0))
     assert first_failure_s(tmp_path, 0) == 97.0
     assert first_failure_s(tmp_path, 1) is None
+
+
+def test_the_agent_says_when_it_goes_to_meet_the_others_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[bool]] = []
+
+    def look() -> list[bool]:
+        return [is_meeting(tmp_path, restart) for restart in (0, 1)]
+
+    monkeypatch.setattr(LocalElasticAgent, "__init__", lambda self: None)
+    monkeypatch.setattr(LocalElasticAgent, "_rendezvous", lambda self, group: seen.append(look()))
+    monkeypatch.setenv(START, "")
+    kind: Any = agent_class(tmp_path, {})
+    agent = kind()
+    handler = SimpleNamespace(get_backend=lambda: "c10d")
+    agent._worker_group = SimpleNamespace(
+        spec=SimpleNamespace(rdzv_handler=handler, max_restarts=3), group_rank=0, group_world_size=1
+    )
+    agent._remaining_restarts = 3
+
+    def meet() -> list[bool]:
+        agent._worker_group.store = HashStore()
+        agent._rendezvous(agent._worker_group)
+        return look()
+
+    assert meet() == [False, False]
+    assert meet() == [False, False]  # for a node that came or went: the ranks run under the same number
+    agent._remaining_restarts -= 1
+    assert meet() == [True, False]  # after a failure
+    agent._remaining_restarts -= 1
+    meet()
+    assert seen == [[False, False], [True, False], [True, False], [True, True]]
 
 
 def test_who_ended_well_before_others_failed(tmp_path: Path) -> None:

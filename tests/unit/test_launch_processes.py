@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from lockstep.core.leases import Lease
 from lockstep.launch.plan import JOB
 from lockstep.launch.processes import remove_leftovers
 
@@ -50,6 +51,13 @@ def test_only_old_folders_of_jobs_that_are_gone_are_removed() -> None:
         running.communicate()
     remove_leftovers(Path())
     assert [folder.exists() for folder in kept] == [True, True, False, True, True]
+
+
+def test_a_folder_that_its_launcher_touches_stays() -> None:
+    folder = leftover(f"lockstep-{'a' * 32}", DAY_S + 60, "attempt")
+    Lease(folder / "attempt").renew(time.monotonic())
+    remove_leftovers(Path())
+    assert folder.is_dir()  # though none of its processes is seen, as if they were on another host
 
 
 def test_a_place_that_is_not_there_has_no_leftovers() -> None:

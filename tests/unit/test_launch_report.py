@@ -207,7 +207,7 @@ def test_a_rank_that_was_killed_for_standing_still_is_shown_with_its_stack(tmp_p
     )
     assert told.lines[-2:] == ("  line 99 of 1", f"  its full log: {tmp_path}")
     assert told.needs_logs
-    assert told.more == ("all threads of rank 3:", *STACK.splitlines())
+    assert told.more == ("the whole stack of rank 3:", *STACK.splitlines())
 
 
 @pytest.mark.parametrize("names_rank_0", [True, False])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.cli.launch_request import options_of, split
+from lockstep.core import process_control
 from lockstep.core.blame import HANG_TIMEOUT, Limits, ProcessState, process_state
 from lockstep.core.errors import UsageError
 from lockstep.core.outcome import RankOutcome, write_outcome
@@ -184,6 +185,37 @@ def test_processes_of_another_start_or_job_are_let_alone(nodes: Callable[..., No
     assert not has_ended(node.processes[1])
 
 
+def test_a_rank_with_a_title_over_its_environment_is_killed_too(
+    nodes: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes()
+    process = node.start(1)
+    monkeypatch.setattr(process_control, "environment_of", lambda pid: {"title": "of its own"})
+    node.pass_s(30)
+    assert has_ended(process)
+    assert node.watch.verdicts(0)[1].kind == "silent"
+
+
+def test_who_is_not_killed_has_no_verdict_and_hides_no_other(nodes: Callable[..., Node]) -> None:
+    node = nodes()
+    node.start(0, job="another")
+    node.pass_s(5)
+    process = node.start(1)
+    node.pass_s(40)
+    assert not has_ended(node.processes[0])
+    assert has_ended(process)
+    assert node.watch.verdicts(0).keys() == {1}
+
+
+def test_a_job_that_lives_keeps_its_folder_from_getting_old(nodes: Callable[..., Node]) -> None:
+    node = nodes(hang_timeout_s=0.0)
+
+    for _ in range(2):
+        os.utime(node.folder, (0, time.time() - 25 * 3600))
+        node.pass_s(601)
+        assert time.time() - node.folder.stat().st_mtime < 3600
+
+
 def test_the_watch_can_be_switched_off(nodes: Callable[..., Node]) -> None:
     node = nodes(hang_timeout_s=0.0)
     node.start(1)
@@ -233,12 +265,26 @@ def test_an_agent_may_wait_for_other_nodes_after_ranks_that_ended_well(
 def test_an_agent_may_wait_for_other_nodes_before_it_starts_ranks_again(nodes: Callable[..., Node]) -> None:
     node = nodes(max_restarts=1)
     outcomes(node, 1, 1)
+    node.pass_s(5)
+    (node.folder / "meeting_0").touch()
     node.pass_s(400)
     assert not node.watch.is_stranded
     node.note_start(1)
     for rank in (0, 1):
         write_outcome(node.folder, RankOutcome(rank, 1, "words", restart=1))
     node.pass_s(20)
+    assert node.watch.is_stranded
+
+
+def test_an_agent_that_does_not_come_to_meet_the_others_is_told_with_restarts_left(nodes: Callable[..., Node]) -> None:
+    node = nodes(max_restarts=3)
+    outcomes(node, 1, 1)
+    node.pass_s(20)
+    assert not node.watch.is_stranded  # the network may be back in a moment
+    node.sleep_s(3600.0)
+    node.pass_s(5)
+    assert not node.watch.is_stranded  # nobody could go on in that time
+    node.pass_s(40)
     assert node.watch.is_stranded
 
 

@@ -148,6 +148,17 @@ def test_agents_agree_whenever_they_meet(tmp_path: Path, backend: str) -> None:
     assert [agent._worker_group.spec.rdzv_handler._bootstrap_store_info for agent in agents] == [None, None]
 
 
+def test_a_reason_is_given_once(tmp_path: Path) -> None:
+    agent = agent_on(tmp_path, HashStore())
+    agent._last_failure = "rank 1: no luck"
+    given = []
+    for _ in range(2):
+        agent._worker_group.store = HashStore()
+        agent._rendezvous(agent._worker_group)
+        given.append(json.loads(os.environ[START])["last_failure"])
+    assert given == ["rank 1: no luck", ""]
+
+
 def test_only_a_start_under_the_same_number_clears_what_was_left(tmp_path: Path) -> None:
     agent = agent_on(tmp_path, None)
 

@@ -103,6 +103,7 @@ def run(options: Options, payload: Payload, here: Surroundings, **settings: str)
     environment = os.environ | {
         "PATH": f"{here.folder / 'bin'}:{os.environ['PATH']}",
         "RECORDS": str(records),
+        "SLURM_CLUSTER_NAME": "alpha",
         "SLURM_JOB_ID": "41207",
         "SLURM_JOB_NODELIST": "node[0-1]",
         "CODES": "0 0",
@@ -129,7 +130,7 @@ def test_each_node_runs_a_launcher_that_knows_where_they_meet(here: Surroundings
         "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=6", "--cpu-bind=none", "--kill-on-bad-exit=1",
         "--export=ALL",
     ]  # fmt: skip
-    assert ended.environment("rank_1")["LOCKSTEP_RUN_KEY"] == "slurm-41207"
+    assert ended.environment("rank_1")["LOCKSTEP_RUN_KEY"] == "slurm-alpha-41207"
 
 
 def test_one_node_needs_no_meeting_point(here: Surroundings) -> None:
@@ -163,6 +164,19 @@ def test_all_ranks_saved_and_stopped_so_the_job_is_requeued(here: Surroundings) 
     assert (ended.code, ended.requeued) == (75, ["41207"])
     again = run(TWO_NODES, TRAIN, here)  # which ends well, and has nothing to do with the attempt before
     assert (again.code, again.requeued) == (0, ["41207"])
+
+
+def test_only_its_own_element_of_an_array_is_requeued(here: Surroundings) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "41207", "SLURM_ARRAY_TASK_ID": "3"}  # the last element has the array's own id
+    ended = run(TWO_NODES, TRAIN, here, CODES="75 75", **array)
+    assert (ended.code, ended.requeued) == (75, ["41207_3"])
+
+
+def test_jobs_of_several_clusters_have_keys_that_differ(here: Surroundings) -> None:
+    def key(cluster: str) -> str:
+        return run(TWO_NODES, TRAIN, here, SLURM_CLUSTER_NAME=cluster).environment("rank_0")["LOCKSTEP_RUN_KEY"]
+
+    assert [key("alpha"), key("beta"), key("")] == ["slurm-alpha-41207", "slurm-beta-41207", "slurm-41207"]
 
 
 @pytest.mark.parametrize(

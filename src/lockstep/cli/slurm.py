@@ -178,7 +178,7 @@ def _checked(words: list[str], options: Options) -> tuple[Payload, tuple[str, ..
         script = str(parts.own.last("script"))
         return Payload(Path(script).stem, (*device, *words), is_script=True), work.warnings
     resume = [] if "resume" in _flags_of(parts.train) else ["--resume", "auto"]
-    task = read(parts.train, num_ranks * options.num_nodes).config.task
+    task = read((*parts.train, *resume), num_ranks * options.num_nodes).config.task
     return Payload(task, (*words, *device, *resume)), work.warnings
 
 

@@ -13,7 +13,7 @@ from lockstep.core.run_directory import check_run_directory
 from lockstep.core.runs import attempts_of, progress_of, run_info
 from lockstep.launch.slurm_commands import JobState, job_state
 
-_KEY = re.compile(r"slurm-(\d+)")
+_KEY = re.compile(r"slurm-(?:(?P<cluster>.+)-)?(?P<job_id>\d+)")
 
 
 def show_status(argv: Sequence[str]) -> int:
@@ -24,12 +24,12 @@ def show_status(argv: Sequence[str]) -> int:
     if len(positionals) > 1:
         raise unexpected_word(positionals[1])
     run = check_run_directory(positionals[0])
-    job_id = job_of(run_info(run), attempts_of(run))
+    cluster, job_id = job_of(run_info(run), attempts_of(run))
     state: JobState | None = None
     problem = ""
     if job_id is not None:
         try:
-            state = job_state(job_id)
+            state = job_state(job_id, cluster)
         except RunError as error:
             problem = str(error)
     for label, text in _rows(run, job_id, state, problem):
@@ -38,13 +38,13 @@ def show_status(argv: Sequence[str]) -> int:
     return 0
 
 
-def job_of(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the id of the job that trained a run last, None if it was no job of SLURM's."""
+def job_of(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
+    """Return the cluster, if it has a name, and the id of the job that trained a run last; None if it was none."""
     for source in (*reversed(attempts), run):
         match = _KEY.fullmatch(str(source.get("run_key")))
         if match:
-            return match[1]
-    return None
+            return match["cluster"] or "", match["job_id"]
+    return "", None
 
 
 def _lookup(name: str) -> Any:

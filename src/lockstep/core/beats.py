@@ -24,12 +24,14 @@ Phase = Literal["start", "compile", "rollout", "update", "evaluate", "save", "en
 PHASES: tuple[Phase, ...] = get_args(Phase)
 FILE_PREFIX = "beat_"
 """How the names of the files begin; the rank follows."""
+DEVICE = "device"
+"""What a rank notes as the exchange when it waits for its device, which may wait for other ranks."""
 
 _OUTER: tuple[Phase, ...] = ("start", "end")
 _MAY_COMPILE: tuple[Phase, ...] = ("rollout", "update", "evaluate")
 
 _HEAD = struct.Struct("@8sIIqdq")  # magic, rank, restart, pid, alive_s, count of notes
-_NOTE = struct.Struct("@dqq16s56s")  # moved_s, iteration, number of exchanges, phase, exchange
+_NOTE = struct.Struct("@dqq?15s56s")  # moved_s, iteration, number of exchanges, is behind others, phase, exchange
 _NOTES_AT = (_HEAD.size, _HEAD.size + _NOTE.size)
 _SIZE = _HEAD.size + 2 * _NOTE.size
 _MAGIC = b"lockstep"
@@ -58,6 +60,9 @@ class Beat:
     phase: Phase
     exchange: str
     """What is exchanged while it waits for other ranks, as in ``gradients``; else empty."""
+    is_behind_others: bool = False
+    """Whether its device has been given exchanges that it has not been seen to complete. A device takes only so many
+    orders ahead: who can give no more of them waits for other ranks without saying so."""
 
 
 class _Writer:
@@ -79,6 +84,7 @@ class _Writer:
         self.phase: Phase = "start"
         self.in_training = True
         self.tag = ""
+        self.is_behind_others = False
         self.iteration = self.num_exchanges = 0
         self.moved_s = time.monotonic()
         self.longest_pause_s = 0.0
@@ -106,6 +112,7 @@ class _Writer:
             moved_s,
             self.iteration,
             self.num_exchanges,
+            self.is_behind_others,
             self.phase.encode(),
             tag.encode()[:_TAG_BYTES],
         )
@@ -161,6 +168,8 @@ class _Exchange:
 
     def __exit__(self, *error: object) -> None:
         self._writer.tag = self._outer
+        if self._tag == DEVICE:
+            self._writer.is_behind_others = False
         self._writer.note(self._outer)
 
 
@@ -255,11 +264,14 @@ def exchange(tag: str) -> AbstractContextManager[None]:
 def exchanges_on_device(tag: str) -> None:
     """Note that from here on until it moves the main thread may wait for a device that waits for other ranks.
 
+    That the device is behind others stays noted until the main thread has waited for it, in ``exchange("device")``.
+
     Args:
         tag: what is exchanged.
     """
     if _writer is not None:
         _writer.num_exchanges += 1
+        _writer.is_behind_others = True
         _writer.note(tag)
 
 
@@ -304,7 +316,7 @@ def _count_of(content: bytes) -> int:
 def _decode(content: bytes) -> Beat | None:
     try:
         magic, rank, restart, pid, alive_s, count = _HEAD.unpack_from(content)
-        moved_s, iteration, num_exchanges, phase, tag = _NOTE.unpack_from(content, _NOTES_AT[count & 1])
+        moved_s, iteration, num_exchanges, is_behind, phase, tag = _NOTE.unpack_from(content, _NOTES_AT[count & 1])
     except struct.error:
         return None
     name = phase.rstrip(b"\0").decode(errors="replace")
@@ -312,8 +324,9 @@ def _decode(content: bytes) -> Beat | None:
     if magic != _MAGIC or known is None:
         return None
     exchanged = tag.rstrip(b"\0").decode(errors="replace")
-    # A main thread that moves is alive, whatever keeps the other thread from saying so.
-    return Beat(rank, restart, pid, max(alive_s, moved_s), moved_s, iteration, num_exchanges, known, exchanged)
+    # A main thread that moves is alive, whatever keeps the other thread from saying so; infinite is no such time.
+    alive_s = alive_s if math.isinf(moved_s) else max(alive_s, moved_s)
+    return Beat(rank, restart, pid, alive_s, moved_s, iteration, num_exchanges, known, exchanged, is_behind)
 
 
 def read_beats(folder: Path) -> dict[int, Beat]:

@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from lockstep.core.beats import Beat, Phase
+from lockstep.core.beats import DEVICE, Beat, Phase
 from lockstep.core.errors import UsageError
 
 HANG_TIMEOUT = "LOCKSTEP_HANG_TIMEOUT_S"
 """Variable with the seconds after which a rank that does not move is stuck; 0 for never."""
 DEFAULT_HANG_S = 20.0
-DEVICE = "device"
-"""What a rank notes as the exchange when it waits for its device, which may wait for other ranks."""
 
 _SILENT_S = 10.0
 _MIN_SILENT_S = 3.0
@@ -41,6 +39,7 @@ whatever reads what the process prints."""
 # The numbers of write and writev (asm/unistd.h) by machine, as /proc/<pid>/syscall has them.
 _WRITES = {"x86_64": ("1", "20"), "aarch64": ("64", "66")}.get(os.uname().machine, ())
 _SCREEN = ("0x1", "0x2")
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
 @dataclass(frozen=True)
@@ -182,14 +181,38 @@ def process_state(pid: int) -> ProcessState:
 
 
 def _waits_for_screen(pid: int) -> bool:
-    """Return whether a thread waits in writing to stdout or stderr; False where the kernel does not say."""
+    """Return whether a thread waits in writing to stdout or stderr; False where the kernel does not say.
+
+    Where only a process that may be debugged tells its system call (Yama's ptrace_scope 1: to its ancestors), what its
+    threads sleep in is taken for it: a pipe that is full, if stdout or stderr is a pipe, or a terminal, if one of them
+    is. The wait for a terminal has the same name as one for the network, so there only the main thread counts.
+    """
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                call = (task / "syscall").read_text().split()
+                try:
+                    call = _system_call(task)
+                except PermissionError:
+                    if _sleeps_in_writing(task, is_main=task.name == str(pid)):
+                        return True
+                    continue
                 if len(call) > 1 and call[0] in _WRITES and call[1] in _SCREEN:
                     return True
     return False
+
+
+def _system_call(task: Path) -> list[str]:
+    """Return the number and the arguments of the system call that a thread is in."""
+    return (task / "syscall").read_text().split()
+
+
+def _sleeps_in_writing(task: Path, is_main: bool) -> bool:
+    function = (task / "wchan").read_text().strip()  # of the kernel, in which the thread sleeps
+    outputs = [str((task / "fd" / number).readlink()) for number in ("1", "2")]
+    if function.endswith("pipe_write"):  # Linux 6.15 has renamed it to anon_pipe_write
+        return any(output.startswith("pipe:") for output in outputs)
+    is_for_terminal = function == "n_tty_write" or (function == "wait_woken" and is_main)
+    return is_for_terminal and any(output.startswith(_TERMINALS) for output in outputs)
 
 
 def judge(
@@ -212,24 +235,29 @@ def judge(
     """
     if limits.is_off or not beats:
         return None
-    # A GPU takes only so many orders ahead: who can give no more of them waits for whoever compiles or saves.
+    # A GPU takes only so many orders ahead: who can give no more of them waits for whoever compiles or saves, perhaps
+    # on another host, whose beats are not seen here.
     slow = {rank for rank, beat in beats.items() if beat.phase in _SLOW_PHASES and not beat.exchange}
-    found = [_judge_one(beat, now_s, limits, state_of, bool(slow - {rank})) for rank, beat in beats.items()]
+    is_whole = num_ranks == len(beats)
+    found = [
+        _judge_one(beat, now_s, limits, state_of, bool(slow - {rank}) or (beat.is_behind_others and not is_whole))
+        for rank, beat in beats.items()
+    ]
     verdicts = [verdict for verdict in found if verdict is not None]
     if verdicts:
         order: tuple[Kind, ...] = ("stopped", "silent", "stuck")
         return min(verdicts, key=lambda verdict: (order.index(verdict.kind), -verdict.seconds, verdict.rank))
-    if num_ranks == len(beats):
+    if is_whole:
         return _judge_all(beats.values(), now_s, limits, state_of)
     return None
 
 
 def _judge_one(
-    beat: Beat, now_s: float, limits: Limits, state_of: Callable[[int], ProcessState], another_is_slow: bool
+    beat: Beat, now_s: float, limits: Limits, state_of: Callable[[int], ProcessState], another_may_be_slow: bool
 ) -> Verdict | None:
     """Return a rank that is to blame whatever the others do."""
     silent_s, still_s = now_s - beat.alive_s, now_s - beat.moved_s
-    stuck_after_s = max(limits.stuck_s(beat.phase), limits.hang_s * _SLOW_FACTOR if another_is_slow else 0.0)
+    stuck_after_s = max(limits.stuck_s(beat.phase), limits.hang_s * _SLOW_FACTOR if another_may_be_slow else 0.0)
     is_silent = silent_s >= limits.silent_s
     is_stuck = not beat.exchange and still_s >= stuck_after_s
     if not is_silent and not is_stuck:

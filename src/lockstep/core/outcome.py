@@ -21,6 +21,8 @@ LAUNCHER_PID = "LOCKSTEP_LAUNCHER_PID"
 """Variable by which torchrun's agent knows the launcher, with which it ends."""
 FOLLOWS = "another rank failed"
 """How the message of a rank begins that ended because it was told so."""
+LOST_A_RANK = "lost another rank in the exchange of"
+"""How the message of a rank begins that ended because an exchange broke off."""
 
 _FINAL, _RUN = "final", "run_path"
 

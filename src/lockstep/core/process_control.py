@@ -32,6 +32,60 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return False
 
 
+def signal_main_thread(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the main thread of a process; to whichever thread takes it, where the C library can't.
+
+    Raises:
+        OSError: the process is gone, or another user's.
+    """
+    try:
+        tgkill = ctypes.CDLL(None, use_errno=True).tgkill
+    except (OSError, AttributeError):
+        os.kill(pid, number)
+        return
+    if tgkill(pid, pid, int(number)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether there is no such process; one that has ended is there until its parent has noticed."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process, None if it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("PPid:"):
+                return int(line.split()[1])
+    return None
+
+
+def is_child_with(pid: int, parent: int, name: str, value: str) -> bool:
+    """Return whether a process was started with a variable of this value.
+
+    One that has written a title of its own over its environment, as setproctitle does, counts if it is a child of
+    ``parent``.
+    """
+    found = environment_of(pid).get(name)
+    return parent_of(pid) == parent if found is None else found == value
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, as in ``SIGKILL``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """Return the environment that a process was started with; nothing if it is gone or not ours to see."""
     try:

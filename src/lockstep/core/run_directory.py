@@ -217,8 +217,9 @@ class RunDirectory:
             if status == "running":
                 raise
             # A full disk has no room for a second file, but the first one's is there: the end must be told.
-            with contextlib.suppress(OSError):
-                (self.path / "progress.json").write_text(_json(progress), encoding="utf-8")
+            with contextlib.suppress(OSError), (self.path / "progress.json").open("r+b") as file:
+                file.write(_json(progress).encode())
+                file.truncate()
 
     def close(self) -> None:
         """Let other processes have the directory."""

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from lockstep.core.process_control import catches
+from lockstep.core.process_control import catches, signal_main_thread
 
 SIGNAL = signal.SIGUSR2
 DUMP_S = 1.0
@@ -26,9 +26,10 @@ def stack_path(folder: Path, rank: int) -> Path:
 def answer(path: Path) -> bool:
     """Have this process write its stack to a file whenever it gets SIGUSR2.
 
-    The handler is one in C: it also runs in a long call of a library, and whoever has Python's lock. Linux gives the
-    signal to the main thread. Other threads are left out, since they may go on meanwhile: reading the stack of one that
-    does has crashed the process.
+    The handler is one in C: it also runs in a long call of a library, and whoever has Python's lock. It writes the
+    stack of the thread that it runs in alone, since others may go on meanwhile: reading the stack of one that does has
+    crashed the process. So ``ask`` sends the signal to the main thread. Linux gives one that is sent to the whole
+    process, as by ``kill``, to the main thread too, unless the process is stopped.
 
     Returns:
         False where somebody else has a handler for that signal, which stays, or the folder takes no file.
@@ -48,7 +49,7 @@ def ask(pid: int, path: Path) -> None:
         return
     before = size = _size(path)
     with contextlib.suppress(OSError):
-        os.kill(pid, SIGNAL)
+        signal_main_thread(pid, SIGNAL)
         os.kill(pid, signal.SIGCONT)
     deadline = time.monotonic() + DUMP_S
     while time.monotonic() < deadline:

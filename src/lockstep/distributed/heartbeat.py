@@ -20,6 +20,7 @@ from pathlib import Path
 
 from lockstep.core import beats, stack_dump
 from lockstep.core.blame import Limits, process_state
+from lockstep.core.leases import Lease, is_old
 from lockstep.core.outcome import ATTEMPT_DIR, note_failure
 from lockstep.core.process_control import environment_of
 from lockstep.distributed.siblings import Siblings
@@ -29,7 +30,6 @@ BEAT_S = 1.0
 """A rank gives a sign of life this often."""
 FOLDER_PREFIX = "lockstep-ranks-"
 
-_OLD_S = 24 * 3600.0
 _OF_A_JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
@@ -51,8 +51,10 @@ class Heartbeat:
 
     def run(self) -> None:
         """Beat until it is over."""
+        lease = Lease(self.folder)
         while not self.is_over.wait(BEAT_S):
             beats.alive()
+            lease.renew(time.monotonic())
             if self.siblings is not None:
                 try:
                     self.siblings.look()
@@ -180,10 +182,10 @@ def _is_used(folder: Path) -> bool:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Remove this user's folders of jobs that were killed, once they are a day old."""
+    """Remove this user's folders of jobs that were killed, once they are a day old; those of jobs that live are not."""
     with contextlib.suppress(OSError):
         for folder in root.glob(f"{FOLDER_PREFIX}*"):
             status = folder.lstat()
             is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-            if is_own and time.time() - status.st_mtime > _OLD_S and not _is_used(folder):
+            if is_own and is_old(status.st_mtime) and not _is_used(folder):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,7 @@ from lockstep.core import stack_dump
 from lockstep.core.beats import FILE_PREFIX, Beat, read_beats
 from lockstep.core.blame import Kind, Limits, Verdict, judge
 from lockstep.core.outcome import note_failure
-from lockstep.core.process_control import environment_of
+from lockstep.core.process_control import is_child_with, is_gone
 
 LATE_S = 3.0
 """If a look comes this late, everything may have been late, and all start afresh."""
@@ -45,7 +45,9 @@ class Siblings:
     ) -> None:
         self._folder, self._rank, self._restart, self._world_size = folder, rank, restart, world_size
         self._limits, self._say = limits, say
-        self._looked_s = self._awake_since_s = time.monotonic()
+        self._parent = os.getppid()
+        self._let_alone: set[int] = set()
+        self._looked_s = self._awake_since_s = self._began_s = time.monotonic()
         self._suspect: tuple[int, Kind] | None = None
         self._suspect_since_s = 0.0
 
@@ -59,8 +61,9 @@ class Siblings:
         beats = {
             rank: beat
             for rank, beat in read_beats(self._folder).items()
-            if beat.restart == self._restart and rank < self._world_size
+            if beat.restart == self._restart and rank < self._world_size and beat.pid not in self._let_alone
         }
+        self._look_for_killed(beats)
         verdict = judge(self._since_awake(beats), now_s, self._limits, self._world_size)
         suspect = None if verdict is None else (verdict.pid, verdict.kind)
         if suspect != self._suspect:
@@ -77,6 +80,14 @@ class Siblings:
             for rank, beat in beats.items()
         }
 
+    def _look_for_killed(self, beats: Mapping[int, Beat]) -> None:
+        """Note the end of a rank that could not do so: torchrun is about to send SIGTERM to this one because of it."""
+        for beat in beats.values():
+            # A rank that ends well takes its beats away, and an earlier start may have left some.
+            if beat.phase != "end" and beat.alive_s >= self._began_s and is_gone(beat.pid):
+                self._let_alone.add(beat.pid)
+                note_failure(self._folder, self._restart)
+
     def _turn_s(self, verdict: Verdict, beats: Mapping[int, Beat], now_s: float) -> float:
         """Return how long this rank waits before it acts: the lowest that is well acts at once, then the next."""
         well = sorted(rank for rank, beat in beats.items() if now_s - beat.alive_s < _WELL_S and rank != verdict.rank)
@@ -84,8 +95,9 @@ class Siblings:
 
     def _end(self, verdict: Verdict) -> None:
         """Have a rank write down where it is, say so, and kill it."""
-        if environment_of(verdict.pid).get("RANK") != str(verdict.rank):
-            return  # it has ended, and its number may be another process's by now
+        if not is_child_with(verdict.pid, self._parent, "RANK", str(verdict.rank)):
+            self._let_alone.add(verdict.pid)  # the rank has ended, and its number is another process's by now
+            return
         path = stack_dump.stack_path(self._folder, verdict.rank)
         stack_dump.ask(verdict.pid, path)
         # Before it ends: from then on torchrun may end this rank too, which is to know why.

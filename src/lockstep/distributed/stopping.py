@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from lockstep.core import beats, saves
 from lockstep.core.blame import where
-from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import overheard
 from lockstep.core.outcome import has_failed
 from lockstep.distributed.heartbeat import Heartbeat, current
 from lockstep.distributed.rank_exit import RankExit
+from lockstep.distributed.timeouts import seconds
 
 TIMEOUT = "LOCKSTEP_TERM_TIMEOUT_S"
 """Variable with the seconds that the main thread may stand still after SIGTERM."""
@@ -48,7 +48,7 @@ def ending_in_time(environment: Mapping[str, str] = os.environ) -> Iterator[None
     Raises:
         UsageError: LOCKSTEP_TERM_TIMEOUT_S is no number of seconds.
     """
-    timeout_s, heartbeat = _timeout_s(environment), current()
+    timeout_s, heartbeat = seconds(TIMEOUT, DEFAULT_TIMEOUT_S, environment), current()
     with contextlib.ExitStack() as resources:
         signals = None if heartbeat is None else resources.enter_context(overheard())
         if heartbeat is None or signals is None:
@@ -114,20 +114,9 @@ class Countdown:
             return own.moved_s
         others = beats.read_beats(self._heartbeat.folder).values()
         moved_s = [beat.moved_s for beat in others if beat.restart == own.restart and beat.moved_s < math.inf]
-        return max(own.moved_s, *moved_s)
+        return max([own.moved_s, *moved_s])
 
     def _patience_s(self, own: beats.Beat) -> float:
         if own.phase in _OUTER_PHASES:
             return max(self._timeout_s, _LONGEST_S)
         return max(self._timeout_s, min(_LONGEST_S, _SLACK * beats.longest_pause_s()))
-
-
-def _timeout_s(environment: Mapping[str, str]) -> float:
-    text = environment.get(TIMEOUT, str(DEFAULT_TIMEOUT_S))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < 1e7:
-        raise UsageError(f"{TIMEOUT} is {text!r}; give a number of seconds above 0")
-    return seconds

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from lockstep.core.errors import UsageError
 
@@ -89,8 +90,27 @@ def start_from_environment(environment: Mapping[str, str] = os.environ) -> Start
     restarts = int(count) if count.isdecimal() else 0
     run_id = environment.get("TORCHELASTIC_RUN_ID", "")
     if run_id == "none":  # torchrun's word where nodes meet at a given address; its agent is the same all along
-        run_id = environment.get("LOCKSTEP_JOB") or f"agent {os.getppid()} of {socket.gethostname()}"
+        run_id = environment.get("LOCKSTEP_JOB") or f"agent {_in_full(os.getppid())} of {socket.gethostname()}"
     return Start(run_id, restarts, restarts)
+
+
+def _in_full(pid: int) -> str:
+    """Return a process's id and when it began: containers give the same few ids again and again.
+
+    On Linux that is told by clock ticks since the boot, which stay when somebody sets the clock.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # proc(5): field 22; the second one, the command in parentheses, may itself hold anything
+        ticks = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+        return f"{pid} (begun {ticks} ticks after boot {boot})"
+    except (OSError, IndexError):
+        import psutil  # type: ignore[import-untyped]  # not before it is needed: every command imports this module
+
+        try:
+            return f"{pid} (begun {psutil.Process(pid).create_time():.2f})"
+        except psutil.Error:
+            return str(pid)
 
 
 ISOLATED = "LOCKSTEP_ISOLATED"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.core.errors import RunError
 from lockstep.core.files import write_atomic
+from lockstep.core.interrupts import EXIT_CODES
 from lockstep.core.outcome import ATTEMPT_DIR, LAUNCHER_PID, forget_launch, note_failure
 from lockstep.core.process_control import end_with_parent
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 FOLLOW_S = 2.0
 """How long ranks may take to end by themselves after one has failed, before torchrun ends them."""
+SAVE_S = 60.0
+"""The same, where all that have ended so far say that they were preempted: rank 0 may still be saving for them."""
 _POLL_S = 0.02
 
 
@@ -119,14 +122,19 @@ def _note_exits(exits: dict[int, dict[str, Any]], attempt_dir: Path) -> None:
         if any(seen["exit_code"] for seen in exits.values()):
             restart = int(context.envs[0]["TORCHELASTIC_RESTART_COUNT"])
             note_failure(attempt_dir, restart)
-            deadline = time.monotonic() + FOLLOW_S
-            while len(exits) < len(processes) and time.monotonic() < deadline:
+            began = time.monotonic()
+            while len(exits) < len(processes) and time.monotonic() < began + _patience_s(exits):
                 time.sleep(_POLL_S)
                 _note_ended(exits, processes, context.envs)
             _leave(attempt_dir / f"exits_{restart}.json", list(exits.values()))
         return poll(context)
 
     SubprocessContext._poll = note_and_poll  # type: ignore[method-assign, assignment]
+
+
+def _patience_s(exits: dict[int, dict[str, Any]]) -> float:
+    codes = {seen["exit_code"] for seen in exits.values()} - {0}
+    return SAVE_S if codes == {EXIT_CODES["preempted"]} else FOLLOW_S
 
 
 def _note_ended(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.core import beats
+from lockstep.core.outcome import LOST_A_RANK
 from lockstep.distributed.torch_direct import DirectExchange, Exchange
 from lockstep.distributed.wording import torch_errors_in_words
 
@@ -93,7 +94,7 @@ class Collectives:
 
 
 def _lost_ranks_in_words(tag: str) -> AbstractContextManager[None]:
-    what = f"lost another rank in the exchange of {tag}"
+    what = f"{LOST_A_RANK} {tag}"
     return torch_errors_in_words(what, "it has ended or can't be reached: see what it says, and its log in ranks/")
 
 

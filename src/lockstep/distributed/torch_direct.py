@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import Store
 
 from lockstep.core import beats
 from lockstep.core.errors import RunError
+from lockstep.core.outcome import LOST_A_RANK
 from lockstep.distributed.wording import name_ranks
 
 MAX_RANKS = 16
@@ -271,10 +272,14 @@ def _connection_to(other: int, rank: int, store: Store, deadline: float) -> sock
         time.sleep(_SHORT_PAUSE_S)
     token, name = store.get(key).decode().split()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(max(_LOOK_S, deadline - time.monotonic()))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-    connection.connect(f"\0{name}")
-    connection.sendall(_HELLO.pack(rank, bytes.fromhex(token)))
+    try:
+        connection.settimeout(max(_LOOK_S, deadline - time.monotonic()))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        connection.connect(f"\0{name}")
+        connection.sendall(_HELLO.pack(rank, bytes.fromhex(token)))
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
@@ -307,9 +312,7 @@ def _in_words(header: memoryview) -> str:
 
 
 def _lost(rank: int, tag: str) -> RunError:
-    return RunError(
-        f"lost another rank in the exchange of {tag}: rank {rank} has ended; see what it says, and its log in ranks/"
-    )
+    return RunError(f"{LOST_A_RANK} {tag}: rank {rank} has ended; see what it says, and its log in ranks/")
 
 
 def _wait_for(neighbours: Sequence[_Neighbour], deadline: float, tag: str, timeout_s: float) -> None:

@@ -20,8 +20,9 @@ from lockstep.core.errors import RunError, UsageError
 from lockstep.core.network import address_towards, interface_of
 from lockstep.core.outcome import note_joined
 from lockstep.core.types import Comm
-from lockstep.distributed import torch_debug, torch_nodes
+from lockstep.distributed import heartbeat, torch_debug, torch_nodes
 from lockstep.distributed.isolation import placement_problem
+from lockstep.distributed.timeouts import seconds
 from lockstep.distributed.topology import Topology, from_environment, start_from_environment
 from lockstep.distributed.torch_collectives import Collectives
 from lockstep.distributed.torch_comm import GroupComm, SoloComm
@@ -85,7 +86,7 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
             store=PrefixStore(f"{_PREFIX}/group", store),
             rank=topology.rank,
             world_size=topology.world_size,
-            timeout=timedelta(seconds=_seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S)),
+            timeout=timedelta(seconds=seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S)),
             device_id=device if backend == "nccl" else None,
         )
         first = torch.ones(1, device=device if backend == "nccl" else "cpu")
@@ -107,9 +108,9 @@ def _connect_neighbours(topology: Topology, store: Store) -> None:
     if dist.get_backend() != "gloo" or not is_one_host:
         return
     # The ranks have met already; and the time must do for gloo if it is needed.
-    connect_timeout_s = min(CONNECT_TIMEOUT_S, _seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S) / 2)
+    connect_timeout_s = min(CONNECT_TIMEOUT_S, seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S) / 2)
     own_store = PrefixStore(f"{_PREFIX}/direct", store)
-    timeout_s = _seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S)
+    timeout_s = seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S)
     direct = connect(topology.rank, topology.world_size, own_store, timeout_s, connect_timeout_s)
     num_connected = torch.tensor([direct is not None], dtype=torch.int32)
     dist.all_reduce(num_connected)
@@ -136,6 +137,8 @@ def _end_at_once_on_failure() -> None:
         if is_joined():
             sys.stdout.flush()
             sys.stderr.flush()
+            heartbeat.note_own_failure()
+            heartbeat.end()
             os._exit(1)
 
     sys.excepthook = show_and_end
@@ -250,7 +253,7 @@ def store_of_group() -> Store:
 
 def _meet(topology: Topology) -> Store:
     """Return the job's store after every rank has reported in it."""
-    timeout_s = _seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
+    timeout_s = seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     # torchrun's agent keeps the store; without one rank 0 does.
     is_kept_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -296,7 +299,7 @@ def _without(store: Store, key: str, ranks: Sequence[int]) -> list[int]:
 @contextmanager
 def _deadline(topology: Topology, store: Store) -> Iterator[None]:
     """End the process, in words, if the group's first exchange is not over in time: inside it nobody can raise."""
-    timeout_s = _seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
+    timeout_s = seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
     over = threading.Event()
 
     def watch() -> None:
@@ -319,14 +322,3 @@ def _deadline(topology: Topology, store: Store) -> Iterator[None]:
         store.set(_MET.format(topology.rank), "1")
     finally:
         over.set()
-
-
-def _seconds(name: str, default: float) -> float:
-    text = os.environ.get(name, str(default))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < 1e7:
-        raise UsageError(f"{name} is {text!r}; give a number of seconds above 0")
-    return seconds

@@ -9,7 +9,6 @@ code 2), or one that the attempt folder says is final.
 import contextlib
 import json
 import os
-import signal
 import time
 import uuid
 from collections.abc import Mapping
@@ -22,14 +21,14 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from lockstep.core.outcome import FOLLOWS, forget_start, is_final, read_outcomes, read_run
+from lockstep.core.outcome import FOLLOWS, LOST_A_RANK, forget_start, is_final, read_outcomes, read_run
+from lockstep.core.process_control import signal_name
 from lockstep.distributed.topology import START, Start
 
 Exits = Mapping[int, Mapping[str, Any]]
 """How ranks of this node ended by themselves, by local rank: ``rank``, ``exit_code``, ``time_s``."""
 
 _FINAL = "lockstep/final"
-_LOST_ANOTHER = "lost another rank"
 _AGREE_S = 300.0
 """How long an agent may take to stop its ranks after those of another node have failed, and to meet again."""
 _POLL_S = 0.1
@@ -70,13 +69,19 @@ class _Agent(LocalElasticAgent):
         if hasattr(handler, "_bootstrap_store_info"):
             # Where ranks meet is kept from the round before, although another node may be the first now (torch 2.13).
             handler._bootstrap_store_info = None
+        # From here on it may take minutes until the others are there; without this the launcher takes it for a hang.
+        meeting = self._attempt_dir / f"meeting_{self._restart_of_last_start}"
+        with contextlib.suppress(OSError):
+            meeting.touch()
         super()._rendezvous(worker_group)
         start = self._agree(worker_group)
         if start.num_failures == self._restart_of_last_start:
             forget_start(self._attempt_dir, start.num_failures)
+            meeting.unlink(missing_ok=True)
         self._restart_of_last_start = start.num_failures
         self._remaining_restarts = max(worker_group.spec.max_restarts - start.num_failures, 0)
         self._launch_id, self._num_starts = start.launch_id, start.number + 1
+        self._last_failure = ""  # all have heard of it; the next start may have another reason, or none
         os.environ[START] = json.dumps(asdict(start))  # the ranks inherit it
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -156,7 +161,7 @@ def reason(attempt_dir: Path, restart: int, exits: Exits) -> str:
     killed = [each for each in exits.values() if each["exit_code"] < 0]
     if killed:
         first = min(killed, key=lambda each: each["time_s"])
-        return f"rank {first['rank']} was killed by {_signal_name(-first['exit_code'])}"
+        return f"rank {first['rank']} was killed by {signal_name(-first['exit_code'])}"
     said = [each for each in read_outcomes(attempt_dir, restart).values() if each.status in ("failed", "refused")]
     if said:
         outcome = min(said, key=lambda each: (_follows(each.message), each.time_s))
@@ -170,7 +175,7 @@ def reason(attempt_dir: Path, restart: int, exits: Exits) -> str:
 
 def _follows(words: str) -> bool:
     """Return whether a rank says that it failed because another had."""
-    return _LOST_ANOTHER in words or FOLLOWS in words
+    return LOST_A_RANK in words or FOLLOWS in words
 
 
 def _wait(store: Store, keys: list[str]) -> None:
@@ -191,10 +196,3 @@ def _num_waiting(worker_group: WorkerGroup) -> int:
     with contextlib.suppress(Exception):  # whatever a rendezvous raises when its store has gone
         return int(worker_group.spec.rdzv_handler.num_nodes_waiting())
     return 0
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

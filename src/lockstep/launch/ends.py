@@ -9,11 +9,11 @@ from typing import Any
 
 from lockstep.core.beats import Beat, read_beats
 from lockstep.core.blame import Verdict
-from lockstep.core.outcome import FOLLOWS, RankOutcome, read_outcomes, read_run
+from lockstep.core.outcome import FOLLOWS, LOST_A_RANK, RankOutcome, read_outcomes, read_run
 from lockstep.core.stack_dump import stack_path
 from lockstep.launch.logs import AttemptLogs, RankFiles, read_attempt_logs
+from lockstep.launch.patience import LOOK_S, answer_within
 
-LOST_A_RANK = "lost another rank in the exchange of"
 LOST = (LOST_A_RANK, "onnection closed by peer", "onnection reset by peer")
 """What a rank says, in our words or gloo's, when another has gone."""
 
@@ -44,7 +44,7 @@ class RankEnd:
     verdict: Verdict | None = None
     """Why the launcher has killed it, if it has."""
     run_log: Path | None = None
-    """What it printed once the run directory was there, in that directory."""
+    """What it printed once the run directory was there, in that directory; None also where that does not answer."""
     stack: Path | None = None
     """Where it wrote down what its threads were at, if it was asked to and could."""
 
@@ -121,13 +121,14 @@ def read_end(
     outcomes = read_outcomes(attempt_dir, logs.restart)
     beats = {rank: beat for rank, beat in read_beats(attempt_dir).items() if beat.restart == logs.restart}
     verdicts = verdicts or {}
+    known = sorted({*failures, *outcomes, *exits, *verdicts})
+    run_logs = _run_logs(attempt_dir, known)
     ranks = []
-    for rank in sorted({*failures, *outcomes, *exits, *verdicts}):
+    for rank in known:
         order, failure = failures.get(rank, (len(failures), {}))
         verdict, seen, outcome = verdicts.get(rank), exits.get(rank, {}), outcomes.get(rank)
         log = next((log for log in logs.ranks if log.rank == rank), RankFiles(0, rank, None, None))
         stack = stack_path(attempt_dir, rank)
-        run_log = (read_run(attempt_dir) or attempt_dir) / "ranks" / f"rank_{rank}.log"
         ranks.append(
             RankEnd(
                 rank=rank,
@@ -142,7 +143,7 @@ def read_end(
                 ended_at_s=seen.get("time_s"),
                 beat=verdict.beat if verdict else beats.get(rank),
                 verdict=verdict,
-                run_log=run_log if run_log.is_file() else None,
+                run_log=run_logs.get(rank),
                 stack=stack if verdict and stack.exists() else None,
             )
         )
@@ -193,6 +194,25 @@ def ended_early(ranks: Sequence[RankEnd]) -> list[RankEnd]:
     if all(end.exit_code == 0 for end in ranks):
         return []
     return [end for end in ranks if end.exit_code == 0 and end.ended_at_s is not None]
+
+
+def is_meeting(attempt_dir: Path, restart: int) -> bool:
+    """Return whether torchrun's agent has come so far as to meet the others again after a start of the ranks.
+
+    Args:
+        attempt_dir: where the agent leaves word.
+        restart: how often the ranks had been started again by then.
+    """
+    return (attempt_dir / f"meeting_{restart}").exists()
+
+
+def _run_logs(attempt_dir: Path, ranks: Sequence[int]) -> dict[int, Path]:
+    """Return the logs in the run directory, by rank; none if the file system that it is on does not answer."""
+    run = read_run(attempt_dir)
+    if run is None:
+        return {}
+    logs = {rank: run / "ranks" / f"rank_{rank}.log" for rank in ranks}
+    return answer_within(LOOK_S, lambda: {rank: log for rank, log in logs.items() if log.is_file()}, {})
 
 
 def _exits_path(attempt_dir: Path, restart: int) -> Path:

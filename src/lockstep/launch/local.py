@@ -12,14 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from lockstep.core.blame import process_state
 from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import EXIT_CODES
 from lockstep.core.outcome import LAUNCHER_PID, mark_final, read_pid, read_run
 from lockstep.core.process_control import adopt_orphans, catches
-from lockstep.launch.ends import exit_code, read_end
+from lockstep.launch.ends import exit_code, is_meeting, read_end
 from lockstep.launch.failures import Restarts, keep_report, mark_run
 from lockstep.launch.logs import Follower, Say, read_attempt_logs
 from lockstep.launch.memory import num_oom_kills
+from lockstep.launch.patience import WRITE_S
 from lockstep.launch.plan import Plan
 from lockstep.launch.processes import end_job, reap_orphans, remove_leftovers, send, workers
 from lockstep.launch.report import Report, report
@@ -31,6 +33,8 @@ GRACE_S = 10.0
 """How long processes that are left when the job is over may take to end by themselves."""
 STRANDED_GRACE_S = 2.0
 """As that, for those of which it is known that they don't."""
+KILL_WAIT_S = 5.0
+"""How long torchrun's agent may take to be gone when it was killed."""
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -56,7 +60,7 @@ def launch(plan: Plan, say: Say) -> int:
         needs_logs = told.needs_logs
         for line in told.lines:
             say(line, True)
-        _note_failure(plan, code, told)
+        _note_failure(plan, code, told, say)
     finally:
         shutil.rmtree(plan.attempt_dir if needs_logs else plan.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -71,11 +75,14 @@ def _make_log_dir(path: Path) -> None:
         raise UsageError(f"log_dir {path} can't be made ({error.strerror}); choose another --log_dir") from None
 
 
-def _note_failure(plan: Plan, code: int, told: Report) -> None:
-    """Leave word of a failure in the run directory."""
-    keep_report(plan, told)
-    if code not in (0, 2, *EXIT_CODES.values()):
-        mark_run(plan, told.reason or f"the job ended with exit code {code}", told.knows_cause)
+def _note_failure(plan: Plan, code: int, told: Report, say: Say) -> None:
+    """Leave word of a failure in the run directory, or say that it does not answer."""
+    is_noted = keep_report(plan, told)
+    if is_noted and code not in (0, 2, *EXIT_CODES.values()):
+        is_noted = mark_run(plan, told.reason or f"the job ended with exit code {code}", told.knows_cause)
+    if not is_noted:
+        run = read_run(plan.attempt_dir)
+        say(f"lockstep: warning: {run} did not answer within {WRITE_S:.0f} s; the failure is not noted there", True)
 
 
 class _Launch:
@@ -120,7 +127,8 @@ class _Launch:
             finally:
                 left = self._end_all(agent, STRANDED_GRACE_S if watch.is_stranded else GRACE_S)
             self._follower.follow(to_the_end=True)
-        code, told = self._verdict(agent.returncode, watch)
+        agent_code = -signal.SIGKILL if agent.returncode is None else agent.returncode
+        code, told = self._verdict(agent_code, watch)
         if left:
             warning = f"lockstep: warning: these processes can't be ended: {', '.join(map(str, left))}"
             told = replace(told, lines=(*told.lines, warning))
@@ -173,9 +181,10 @@ class _Launch:
         return self._in_haste
 
     def _hand_on(self, number: signal.Signals, agent_pid: int) -> None:
+        mark_final(self._plan.attempt_dir)  # ranks that end by it are not to be started again
         ranks = workers(agent_pid, self._plan.job)
         if not ranks:
-            self._forced_code = 128 + number
+            self._forced_code = EXIT_CODES["interrupted" if number == signal.SIGINT else "preempted"]
             self._say("lockstep: stopped before the script began", True)
         for pid in ranks.values():
             send(pid, number, group=True)
@@ -183,7 +192,11 @@ class _Launch:
     def _ask_to_stop(self, number: signal.Signals, agent_pid: int) -> None:
         """Ask one rank to stop, which asks the others. One that is not training yet has nothing to save."""
         mark_final(self._plan.attempt_dir)  # a rank that fails on the way out is no reason to start them all again
-        pid = self._first_worker() or workers(agent_pid, self._plan.job).get(0)
+        logs, started = read_attempt_logs(self._plan.attempt_dir), workers(agent_pid, self._plan.job).get(0)
+        pid = self._first_worker() or started
+        is_gone = pid is not None and process_state(pid) == "gone"
+        if is_gone and (started is not None or is_meeting(self._plan.attempt_dir, logs.restart)):
+            pid = started  # one that has failed is not on its way out, as one that is through: another takes its place
         if pid is not None and catches(pid, signal.SIGUSR1):
             send(pid, signal.SIGINT if number == signal.SIGINT else signal.SIGUSR1)
             if number == signal.SIGINT:
@@ -208,7 +221,8 @@ class _Launch:
             while agent.poll() is None and not is_late():
                 time.sleep(POLL_S)
             agent.kill()  # nothing happens to one that has ended
-        agent.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a disk ends when that answers
+            agent.wait(KILL_WAIT_S)
         return end_job(self._plan.job, is_late)
 
 

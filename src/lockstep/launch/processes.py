@@ -5,19 +5,18 @@ import os
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from lockstep.core.leases import is_old
 from lockstep.core.process_control import environment_of
 from lockstep.launch.plan import ATTEMPT, FOLDER_PREFIX, JOB
 
 _POLL_S = 0.1
 _KILL_WAIT_S = 5.0
 _MAX_ROUNDS = 5
-_OLD_S = 24 * 3600.0
 _FOLDER = re.compile(re.escape(FOLDER_PREFIX) + "([0-9a-f]{32})")
 
 
@@ -56,8 +55,8 @@ def end_job(job: str, is_late: Callable[[], bool]) -> list[int]:
 def remove_leftovers(where: Path) -> None:
     """Remove what this user's launchers left in a folder when they were killed.
 
-    That is what is a day old and of whose job no process is left. Logs that the user was sent to stay: their launch
-    has taken its attempt folder away.
+    That is what is a day old and of whose job no process is left here. A launcher that lives, on this host or another,
+    touches its folder. Logs that the user was sent to stay: their launch has taken its attempt folder away.
     """
     old: dict[str, Path] = {}
     with contextlib.suppress(OSError):
@@ -79,7 +78,7 @@ def _is_old(path: Path) -> bool:
     with contextlib.suppress(OSError):
         status = path.stat()
         touched_s = max(status.st_mtime, (path / ATTEMPT).stat().st_mtime)
-        return status.st_uid == os.getuid() and time.time() - touched_s > _OLD_S
+        return status.st_uid == os.getuid() and is_old(touched_s)
     return False
 
 

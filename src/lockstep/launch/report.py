@@ -8,9 +8,11 @@ from pathlib import Path
 
 from lockstep.core.blame import where
 from lockstep.core.interrupts import EXIT_CODES
+from lockstep.core.process_control import signal_name
 from lockstep.core.stack_dump import read_main_thread
 from lockstep.launch.ends import LOST, JobEnd, RankEnd, deciding, ended_early
 from lockstep.launch.logs import last_lines
+from lockstep.launch.patience import LOOK_S, answer_within
 from lockstep.launch.plan import STDERR, Plan
 
 _MAX_LINES = 40
@@ -87,7 +89,7 @@ def _report_of_verdict(end: RankEnd, plan: Plan) -> Report:
         calls = read_main_thread(end.stack)[:_MAX_LINES]
         lines += ["  where it was, the innermost call first:", *(f"    {line.strip()}" for line in calls)]
     words, needs_logs = _with_log(end, plan, _printed(end, _FEW_LINES))
-    more = (f"all threads of rank {end.rank}:", *stack.splitlines()) if stack else ()
+    more = (f"the whole stack of rank {end.rank}:", *stack.splitlines()) if stack else ()
     return Report((*lines, *words), needs_logs, more)
 
 
@@ -120,7 +122,8 @@ def _printed(end: RankEnd, num_lines: int) -> list[str]:
 
 def _of_this_start(path: Path) -> list[str]:
     """Return the last lines of a log in a run directory since its process began, which has a line of its own there."""
-    lines = last_lines(path, _LOOK_BACK_LINES)
+    nothing: list[str] = []
+    lines = answer_within(LOOK_S, lambda: last_lines(path, _LOOK_BACK_LINES), nothing)
     begins = [number for number, line in enumerate(lines) if line.startswith("--- ")]
     return lines[begins[-1] + 1 :] if begins else lines
 
@@ -191,21 +194,14 @@ def _what_happened(end: RankEnd, job: JobEnd, plan: Plan) -> str:
     if end.killed_by:
         short = end.killed_by == signal.SIGKILL and job.was_short_of_memory
         memory = " (out of memory: the kernel ended a process of this job's control group for want of it)"
-        return f"was killed by {_name(end.killed_by)}{memory if short else ''}{place}"
+        return f"was killed by {signal_name(end.killed_by)}{memory if short else ''}{place}"
     if end.outcome is not None and end.outcome.message:
         return f"failed{place}: {end.outcome.message}"
     return f"ended with exit code {end.exit_code}{place}"
 
 
 def _of_agent(end: JobEnd) -> str:
-    return f"torchrun's agent was killed by {_name(-end.agent_code)}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"torchrun's agent was killed by {signal_name(-end.agent_code)}"
 
 
 def _last_words(end: RankEnd) -> list[str]:

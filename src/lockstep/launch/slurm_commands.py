@@ -76,29 +76,51 @@ def submit(script: Path, folder: Path) -> str:
     """
     done = _run(["sbatch", "--parsable", str(folder / script)], folder)
     if done is None:
-        raise RunError(f"sbatch does not answer; {script} is written, submit it with sbatch {script}")
+        raise RunError(
+            f"sbatch does not answer; look with squeue whether the job is there before you submit {script} again"
+        )
     match = re.match(r"\d+", done.stdout.strip())  # a semicolon and the cluster may follow
     if done.returncode != 0 or match is None:
         raise RunError(f"SLURM does not take the job: {_in_one_line(done)}; {script} is written")
     return match[0]
 
 
-def job_state(job_id: str) -> JobState | None:
+def job_state(job_id: str, cluster: str = "") -> JobState | None:
     """Return what SLURM knows of a job; None if it knows nothing any more.
 
+    Args:
+        job_id: of the job.
+        cluster: where it was submitted; empty if that is not known.
+
     Raises:
-        RunError: SLURM is not here, or does not answer.
+        RunError: SLURM is not here, does not answer, or is that of another cluster.
     """
     if shutil.which("scontrol") is None:
         raise RunError("the command scontrol is not here")
+    here = _cluster_name() if cluster else ""
+    if here and here.lower() != cluster.lower():
+        raise RunError(f"it is a job of cluster {cluster}, and this is cluster {here}")
     done = _run(["scontrol", "show", "job", job_id])
     if done is None:
         raise RunError("scontrol does not answer")
     if done.returncode == 0:
-        return _of_controller(done.stdout)
+        return _of_controller(_record_of(job_id, done.stdout))
     if _NO_JOB not in done.stderr:
         raise RunError(_in_one_line(done))
     return _of_accounting(job_id)
+
+
+def _cluster_name() -> str:
+    """Return the name of the cluster whose commands are here; empty if it does not say."""
+    done = _run(["scontrol", "show", "config"])
+    match = None if done is None else re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
+    return "" if match is None else match[1]
+
+
+def _record_of(job_id: str, text: str) -> str:
+    """Return what a text says of one job; the id of an array's last element stands for all of them."""
+    records = re.split(r"\n\s*\n", text)
+    return next((record for record in records if record.startswith(f"JobId={job_id} ")), text)
 
 
 def _of_controller(text: str) -> JobState:

@@ -96,8 +96,8 @@ def _setup(job: Job) -> Iterator[str]:
         yield '    if [ -d "$folder" ]; then export LD_LIBRARY_PATH="$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; fi'
         yield "done"
     yield ""
-    yield "# By this key a job that is started again finds the run that it began."
-    yield 'export LOCKSTEP_RUN_KEY="slurm-$SLURM_JOB_ID"'
+    yield "# By this key a job that is started again finds the run that it began; other clusters count from 1 too."
+    yield 'export LOCKSTEP_RUN_KEY="slurm-${SLURM_CLUSTER_NAME:+$SLURM_CLUSTER_NAME-}$SLURM_JOB_ID"'
     if options.assets_dir is not None:
         yield "# On a file system that all nodes see."
         yield f"export LOCKSTEP_ASSETS_DIR={shlex.quote(str(job.surroundings.folder / options.assets_dir))}"
@@ -178,7 +178,9 @@ def _end() -> Iterator[str]:
     yield 'if [ "$code" = 0 ] && [ -e "$preempted" ]; then'
     yield '    rm -f "$preempted"'
     yield '    echo "lockstep: job $SLURM_JOB_ID was asked to stop and goes back into the queue" >&2'
-    yield '    scontrol requeue "$SLURM_JOB_ID" ||'
+    yield "    # Of an array only this element: one of them has the id that also stands for all."
+    yield "    element=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+    yield '    scontrol requeue "${element:-$SLURM_JOB_ID}" ||'
     yield '        echo "lockstep: that failed; go on with lockstep slurm ... -- train --resume RUN_DIR" >&2'
     yield "    exit 75"
     yield "fi"

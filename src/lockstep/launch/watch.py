@@ -12,8 +12,9 @@ from dataclasses import replace
 from lockstep.core import stack_dump
 from lockstep.core.beats import Beat, read_beats
 from lockstep.core.blame import Kind, ProcessState, Verdict, judge, process_state
-from lockstep.core.process_control import environment_of
-from lockstep.launch.ends import first_failure_s
+from lockstep.core.leases import Lease
+from lockstep.core.process_control import environment_of, is_child_with
+from lockstep.launch.ends import first_failure_s, is_meeting
 from lockstep.launch.logs import AttemptLogs, RankFiles, read_attempt_logs
 from lockstep.launch.plan import JOB, Plan
 from lockstep.launch.processes import send, workers
@@ -23,6 +24,8 @@ LATE_S = 3.0
 """If the launcher comes this late to a look, everything may have been late."""
 SETTLE_S = 10.0
 """How long torchrun's agent gets to end when all its ranks have, and a rank that was killed to be gone."""
+MEET_S = 30.0
+"""How long it gets to come so far as to meet the others again: a network may be away for a moment."""
 
 
 class Watch:
@@ -52,6 +55,8 @@ class Watch:
         self._judged: dict[tuple[int, int], Verdict] = {}
         self._followers: set[tuple[int, int]] = set()
         self._killed_s: dict[int, float] = {}
+        self._let_alone: set[int] = set()
+        self._lease = Lease(plan.attempt_dir)
         self._idle_since_s: float | None = None
         self.is_stranded = False
         """Whether the job can't end by itself: the agent outstays its ranks, or a rank that was killed does not go."""
@@ -77,6 +82,7 @@ class Watch:
             self._stopped_since_s.clear()
             self._suspect = None
         self._looked_s = now_s
+        self._lease.renew(now_s)
         logs = read_attempt_logs(self._plan.attempt_dir)
         self._look_at_agent(logs, now_s)
         self._look_at_killed(now_s)
@@ -85,11 +91,12 @@ class Watch:
         verdict = self._judge(logs, now_s)
         suspect = None if verdict is None else (verdict.pid, verdict.kind)
         if verdict is not None and suspect == self._suspect:
-            self._judged[logs.restart, verdict.rank] = verdict
             failed_s = first_failure_s(self._plan.attempt_dir, logs.restart)
-            if failed_s is not None and verdict.seconds < time.time() - failed_s:
-                self._followers.add((logs.restart, verdict.rank))
-            self._end(verdict)
+            follows = failed_s is not None and verdict.seconds < time.time() - failed_s
+            if self._end(verdict):
+                self._judged[logs.restart, verdict.rank] = verdict
+                if follows:
+                    self._followers.add((logs.restart, verdict.rank))
             # What the others do in the meantime has not been looked at.
             self._looked_s = self._clock()
         self._suspect = suspect
@@ -101,7 +108,7 @@ class Watch:
             for rank, beat in read_beats(self._plan.attempt_dir).items()
             if beat.restart == logs.restart and rank in here
         }
-        judged = {verdict.pid for verdict in self._judged.values()}
+        judged = {verdict.pid for verdict in self._judged.values()} | self._let_alone
         beats |= self._of_the_speechless([log for log in logs.ranks if log.rank not in beats], logs.restart, now_s)
         beats = {rank: beat for rank, beat in beats.items() if beat.pid not in judged}
         return judge(beats, now_s, self._plan.limits, _world_size(beats), self._state_of)
@@ -123,29 +130,34 @@ class Watch:
                 found[log.rank] = Beat(log.rank, restart, pid, since_s, since_s, 0, 0, "start", "")
         return found
 
-    def _end(self, verdict: Verdict) -> None:
-        """Have a rank write down where it is, and kill it."""
+    def _end(self, verdict: Verdict) -> bool:
+        """Have a rank write down where it is, and kill it; return False if the process is not that rank's."""
         pid = verdict.pid
-        if environment_of(pid).get(JOB) != self._plan.job:
-            return  # it has ended, and its number may be another process's by now
+        if not is_child_with(pid, self._agent_pid, JOB, self._plan.job):
+            self._let_alone.add(pid)  # the rank has ended, and its number is another process's by now
+            return False
         stack_dump.ask(pid, stack_dump.stack_path(self._plan.attempt_dir, verdict.rank))
         send(pid, signal.SIGKILL)
         self._killed_s[pid] = self._clock()
+        return True
 
     def _look_at_agent(self, logs: AttemptLogs, now_s: float) -> None:
         """Note since when the agent has had nothing to do but to end.
 
         After ranks that failed it may hang in a store whose host is gone. After ranks that ended well it rightly waits
-        for those of other nodes, and before a restart for other nodes to come.
+        for those of other nodes, and before a restart for other nodes to come, once it has said that it does.
         """
+        restarts = logs.restart < self._plan.max_restarts
         is_idle = (
             bool(logs.ranks)
-            and logs.restart >= self._plan.max_restarts
+            and not (restarts and is_meeting(self._plan.attempt_dir, logs.restart))
             and first_failure_s(self._plan.attempt_dir, logs.restart) is not None
             and not workers(self._agent_pid, self._plan.job)
         )
-        self._idle_since_s = (self._idle_since_s or now_s) if is_idle else None
-        self.is_stranded |= self._idle_since_s is not None and now_s - self._idle_since_s >= SETTLE_S
+        # What slept while the launcher could not look either has not been waited for.
+        self._idle_since_s = max(self._idle_since_s or now_s, self._awake_since_s) if is_idle else None
+        grace_s = MEET_S if restarts else SETTLE_S
+        self.is_stranded |= self._idle_since_s is not None and now_s - self._idle_since_s >= grace_s
 
     def _look_at_killed(self, now_s: float) -> None:
         self._killed_s = {pid: when_s for pid, when_s in self._killed_s.items() if self._state_of(pid) != "gone"}

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -33,10 +35,14 @@ RUN_KEY = "LOCKSTEP_RUN_KEY"
 """Variable by which the tries of one job know each other, as a job script sets it."""
 
 MAX_FAILURES = 3
-"""So many failures in a row without a new checkpoint, and the ranks are not started again."""
+"""So many failures in a row without a new checkpoint, and the ranks are not started again; so many tries of a job that
+SLURM puts back into its queue, and it is over."""
 
-LOCK_WAIT_S = 15.0
-"""How long a restart waits for a rank of before that still has the run; the kernel may take a while to end one."""
+LOCK_WAIT_S = 120.0
+"""How long to wait for a process of before that still has the run. The kernel may take a while to end one, and a file
+server forgets a host that lost its power when its lease runs out: 90 s on NFSv4, as Linux serves it."""
+
+_SILENT_WAIT_S = 2.0
 
 # Where a run lies and how it is spread says nothing about what it learns.
 _MAY_DIFFER = ("num_envs", "world_size", "log_root")
@@ -52,7 +58,8 @@ class Found:
     """Of all ranks, if the run knows that better than the command line; see ``fit``."""
     is_done: bool = False
     """It is finished, so that nothing is left to do."""
-    is_restart: bool = False
+    is_found: bool = False
+    """It was looked up, and not named by the user: whoever had it before belongs to it, and is about to end."""
     note: str = ""
     """For the user, in one line."""
 
@@ -67,13 +74,20 @@ class Found:
             UsageError: it is gone, or another process trains in it.
         """
         assert self.path is not None
-        deadline = time.monotonic() + (LOCK_WAIT_S if self.is_restart else 0.0)
+        wait_s = LOCK_WAIT_S if self.is_found else 0.0
+        deadline = time.monotonic() + wait_s
+        says_so_at = time.monotonic() + _SILENT_WAIT_S
         while True:
             try:
                 return RunDirectory.open(self.path)
-            except RunInUseError:
-                if time.monotonic() >= deadline:
+            except RunInUseError as error:
+                now = time.monotonic()
+                if now >= deadline:
                     raise
+                if now >= says_so_at:
+                    says_so_at = math.inf
+                    what = str(error).partition(";")[0]
+                    print(f"lockstep: {what}; waiting up to {wait_s:.0f} s for its end", file=sys.stderr)  # noqa: T201
                 time.sleep(0.2)
 
 
@@ -89,7 +103,8 @@ def look(config: TrainConfig, resume: Resume, comm: Comm) -> Found:
     """Return on every rank what rank 0 has found.
 
     Raises:
-        RunError: the last attempts of this launch have all failed before a new checkpoint.
+        RunError: the last attempts of this launch have all failed before a new checkpoint, or the last tries of this
+            job have all been stopped before one.
     """
     text = comm.on_main(lambda: json.dumps(asdict(find(config, resume)), default=str), "run to go on with")
     found = json.loads(text)
@@ -105,7 +120,8 @@ def find(config: TrainConfig, resume: Resume, environment: Mapping[str, str] = o
         environment: of this process.
 
     Raises:
-        RunError: the last attempts of this launch have all failed before a new checkpoint, or its run is out of sight.
+        RunError: the last attempts of this launch have all failed before a new checkpoint, or the last tries of this
+            job have all been stopped before one; or its run is out of sight.
     """
     start = start_from_environment(environment)
     given = resume if isinstance(resume, Path) else None
@@ -129,7 +145,12 @@ def find(config: TrainConfig, resume: Resume, environment: Mapping[str, str] = o
         return Found(given)
     key = environment.get(RUN_KEY, "")
     path = _run_of_key(config, key) if key else _unfinished_run(config)
-    return Found() if path is None else _continued(path, config)
+    if path is None:
+        return Found()
+    found = _continued(path, config)
+    if key and not found.is_done:
+        _require_progress_of_job(path, key, _num_requeues(environment))
+    return found
 
 
 def run_of_launch(log_root: str, task: str, start: Start, given: Path | None = None) -> Path | None:
@@ -155,6 +176,7 @@ def attempt_info(start: Start, iteration: int, environment: Mapping[str, str] = 
         "launch_id": start.launch_id or None,
         "restart": start.number,
         "num_failures": start.num_failures,
+        "num_requeues": _num_requeues(environment),
         "iteration": iteration,
     }
 
@@ -168,7 +190,7 @@ def _restarted(path: Path, config: TrainConfig, start: Start) -> Found:
         path,
         envs_of_run(load_overlay(path / "config.yaml")),
         is_done=_is_done(path, config),
-        is_restart=True,
+        is_found=True,
         note=f"restart {start.number}{after}: {path} goes on from iteration {iteration}",
     )
 
@@ -181,6 +203,7 @@ def _continued(path: Path, config: TrainConfig) -> Found:
         path,
         envs_of_run(run),
         is_done=_is_done(path, config),
+        is_found=True,
         note=f"{path} goes on from iteration {newest_iteration(path)}{changed}",
     )
 
@@ -205,6 +228,41 @@ def _require_progress(path: Path, start: Start) -> None:
             f"{in_a_row} attempts in a row failed before a new checkpoint after iteration {newest}{_last(reason)}; "
             f"mend it, then --resume {path}"
         )
+
+
+def _require_progress_of_job(path: Path, key: str, num_requeues: int | None) -> None:
+    """Refuse to go on where the last tries of a job that is put back into the queue have all made no checkpoint.
+
+    A try is what happens between two requeues, however often ranks or launches start in it. So neither restarts of one
+    launch count, which have a rule of their own, nor what a user starts by hand, by the same key or not.
+
+    Raises:
+        RunError: they have.
+    """
+    newest, tries = newest_iteration(path), set[int]()
+    for attempt in reversed(attempts_of(path)):
+        number = attempt.get("num_requeues")
+        if attempt.get("run_key") != key or number is None:
+            break
+        if attempt.get("iteration", 0) < newest:
+            tries.discard(number)  # it has made the newest checkpoint itself
+            break
+        tries.add(number)
+    tries.discard(-1 if num_requeues is None else num_requeues)
+    if num_requeues and len(tries) >= MAX_FAILURES:
+        note_final()
+        raise RunError(
+            f"{len(tries)} tries of this job in a row made no checkpoint after iteration {newest}; give it more "
+            f"--time, or take checkpoints more often (--checkpoints.interval_s), then --resume {path}"
+        )
+
+
+def _num_requeues(environment: Mapping[str, str]) -> int | None:
+    """Return how often SLURM has put this job back into the queue; None if it is no job of SLURM's."""
+    if "SLURM_JOB_ID" not in environment:
+        return None
+    count = environment.get("SLURM_RESTART_COUNT", "")  # not set at the first start
+    return int(count) if count.isdecimal() else 0
 
 
 def _last(reason: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +67,9 @@ def go_on(training: SessionRunner, comm: Comm, run: RunDirectory | NullRunDirect
 
 def _read_newest(run: RunDirectory | NullRunDirectory, contents: list[Content]) -> str:
     """Append the content of the newest whole checkpoint and return its path; "" if there never was one."""
-    from lockstep.learn.torch.checkpoint import load
+    from lockstep.learn.torch.checkpoint import DamagedError, load
 
+    damaged: list[Path] = []
     named = run.named_checkpoint
     problem = f"checkpoint {named} is gone" if named and not (run.path / named).exists() else None
     for path in run.checkpoints():
@@ -77,11 +79,25 @@ def _read_newest(run: RunDirectory | NullRunDirectory, contents: list[Content]) 
             # The one before it may be whole: a resumed run loses some iterations rather than everything.
             print(f"lockstep: warning: {error}", file=sys.stderr)  # noqa: T201
             problem = problem or f"checkpoint {path} is damaged"
+            damaged += [path] if isinstance(error, DamagedError) else []
             continue
+        _set_aside(damaged)
         return str(path)
     if problem is not None:
         raise UsageError(f"no checkpoint of {run.path} is whole ({problem}); put one back, or start a new run")
     return ""
+
+
+def _set_aside(damaged: list[Path]) -> None:
+    """Rename checkpoints that are not whole, now that one is: by their names the run would seem to be further on.
+
+    Where none is whole they stay, or the run would seem to be one that never had a checkpoint.
+    """
+    for path in damaged:
+        aside = path.with_name(f"damaged_{path.name}")
+        with contextlib.suppress(OSError):  # on a disk that refuses it is tried again the next time
+            path.replace(aside)
+            print(f"lockstep: warning: {path} is called {aside.name} now", file=sys.stderr)  # noqa: T201
 
 
 def _require_same_runner(content: Content, config: TrainConfig, path: object) -> None:

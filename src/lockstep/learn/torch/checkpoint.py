@@ -25,11 +25,16 @@ REQUIRED = {
 }
 
 
+class DamagedError(UsageError):
+    """A checkpoint is not what was written."""
+
+
 def load(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint file, all tensors on the CPU; nothing in the file is executed.
 
     Raises:
-        UsageError: missing, unreadable, truncated, damaged, or not a checkpoint of a torch run.
+        DamagedError: truncated or damaged.
+        UsageError: missing, unreadable, or not a checkpoint of a torch run.
     """
     if os.path.isdir(path):  # noqa: PTH112 - pathlib raises for a name that is too long
         raise UsageError(f"checkpoint {path} is a folder; name a file such as {path}/model_100.pt")
@@ -44,10 +49,10 @@ def load(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is not None:
-            raise UsageError(f"checkpoint {path} is damaged ({damaged}); use an older one")
+            raise DamagedError(f"checkpoint {path} is damaged ({damaged}); use an older one")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UsageError(
+        raise DamagedError(
             f"checkpoint {path} is truncated or no checkpoint ({str(error) or 'it ends early'}); use an older one"
         ) from None
     except PermissionError:

@@ -1,0 +1,29 @@
+"""Times that variables of the environment set."""
+
+import os
+from collections.abc import Mapping
+
+from lockstep.core.errors import UsageError
+
+_TOO_LONG_S = 1e7
+
+
+def seconds(name: str, default_s: float, environment: Mapping[str, str] = os.environ) -> float:
+    """Return how many seconds a variable sets.
+
+    Args:
+        name: of the variable.
+        default_s: where it is not set.
+        environment: where it is looked up.
+
+    Raises:
+        UsageError: it is no number of seconds above 0, or one that no timer takes.
+    """
+    text = environment.get(name, str(default_s))
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0.0 < found < _TOO_LONG_S:
+        raise UsageError(f"{name} is {text!r}; give a number of seconds above 0")
+    return found
