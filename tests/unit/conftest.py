@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.distributed import heartbeat
 from tests.unit.heartbeat_fixtures import Rank
+
+
+@pytest.fixture(autouse=True)
+def _no_heartbeat_goes_on() -> Iterator[None]:
+    """A test that acts as a rank, in this process, begins to beat; the next test is another process."""
+    yield
+    heartbeat.end()
 
 
 @pytest.fixture
