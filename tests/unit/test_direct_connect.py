@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from lockstep.distributed import torch_direct
+from lockstep.distributed import greeting
 from lockstep.distributed.torch_direct import MAX_BYTES, DirectExchange, connect
 from tests.unit.direct_fixtures import summed, together
 
@@ -43,35 +43,35 @@ def test_ranks_find_one_another(num_ranks: int) -> None:
     assert together(ends, work) == [list(range(num_ranks))] * num_ranks
 
 
-def say_nothing(stranger: socket.socket, token: bytes) -> None:
+def say_nothing(stranger: socket.socket, token: str) -> None:
     pass
 
 
-def say_half(stranger: socket.socket, token: bytes) -> None:
+def say_half(stranger: socket.socket, token: str) -> None:
     stranger.send(b"\1\0\0")
 
 
-def hang_up(stranger: socket.socket, token: bytes) -> None:
+def hang_up(stranger: socket.socket, token: str) -> None:
     stranger.close()
 
 
-def guess(stranger: socket.socket, token: bytes) -> None:
-    stranger.send(torch_direct._HELLO.pack(1, b"?" * len(token)))
+def guess(stranger: socket.socket, token: str) -> None:
+    stranger.send(greeting.hello(1, greeting.new_token()))
 
 
-def name_another_rank(stranger: socket.socket, token: bytes) -> None:
-    stranger.send(torch_direct._HELLO.pack(7, token))
+def name_another_rank(stranger: socket.socket, token: str) -> None:
+    stranger.send(greeting.hello(7, token))
 
 
-def name_its_host(stranger: socket.socket, token: bytes) -> None:
-    stranger.send(torch_direct._HELLO.pack(0, token))
+def name_its_host(stranger: socket.socket, token: str) -> None:
+    stranger.send(greeting.hello(0, token))
 
 
 @pytest.mark.parametrize("greet", [say_nothing, say_half, hang_up, guess, name_another_rank, name_its_host])
 def test_a_stranger_is_not_taken_for_a_rank(
-    greet: Callable[[socket.socket, bytes], None], monkeypatch: pytest.MonkeyPatch
+    greet: Callable[[socket.socket, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_direct, "_GREETING_S", 0.2)
+    monkeypatch.setattr(greeting, "GREETING_S", 0.2)
     store = HashStore()
     found: dict[int, DirectExchange | None] = {}
     first = threading.Thread(target=lambda: found.update({0: connect(0, 2, store, 30.0, 30.0)}), daemon=True)
@@ -79,7 +79,7 @@ def test_a_stranger_is_not_taken_for_a_rank(
     token, name = store.get("listens/0").decode().split()
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(f"\0{name}")
-        greet(stranger, bytes.fromhex(token))
+        greet(stranger, token)
         found[1] = connect(1, 2, store, 30.0, 30.0)
         first.join(60)
     ends = [end for end in (found[0], found[1]) if end is not None]

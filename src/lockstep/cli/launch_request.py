@@ -32,10 +32,10 @@ _NODE_FLAGS = (
     "rdzv_conf",
     "local_addr",
 )
+PLACE_FLAGS = ("num_gpus", "nproc_per_node", *_NODE_FLAGS)
+"""What says where ranks run; a job script knows that by itself."""
 _OWN_FLAGS = {
-    "num_gpus": Takes.ONE,
-    "nproc_per_node": Takes.ONE,
-    **dict.fromkeys(_NODE_FLAGS, Takes.ONE),
+    **dict.fromkeys(PLACE_FLAGS, Takes.ONE),
     "max_restarts": Takes.ONE,
     "hang_timeout": Takes.ONE,
     "log_all_ranks": Takes.SWITCH,

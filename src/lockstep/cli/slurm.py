@@ -32,19 +32,6 @@ _FLAGS = {
     "submit": Takes.SWITCH,
 }
 _MAX_NODES, _MAX_RANKS_PER_NODE = 65536, 1024
-_SCRIPT_SETS = (
-    "num_gpus",
-    "nproc_per_node",
-    "nnodes",
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_id",
-    "rdzv_conf",
-    "local_addr",
-)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -184,8 +171,10 @@ def _checked(words: list[str], options: Options) -> tuple[Payload, tuple[str, ..
 
 def _check_words(parts: "Words") -> None:
     """Refuse what is right for a launcher, but not for one that a job script starts, perhaps many times."""
+    from lockstep.cli.launch_request import PLACE_FLAGS
+
     for name in parts.own.flags:
-        if name in _SCRIPT_SETS:
+        if name in PLACE_FLAGS:
             raise UsageError(f"--{name} is the job script's to say; use --nodes, --gpus_per_node or --ranks_per_node")
     if "dry_run" in parts.own.flags:
         raise UsageError("--dry_run has no place in a job, which makes one before it starts; leave it out")

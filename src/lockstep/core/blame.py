@@ -162,6 +162,11 @@ def where(beat: Beat) -> str:
     return place + (f", in the exchange of {beat.exchange}" if beat.exchange else "")
 
 
+def seen_since(beat: Beat, since_s: float) -> Beat:
+    """Return a beat as if its rank had moved when the watch over it woke: what slept with it has not been idle."""
+    return replace(beat, alive_s=max(beat.alive_s, since_s), moved_s=max(beat.moved_s, since_s))
+
+
 def process_state(pid: int) -> ProcessState:
     """Return what the kernel says of a process; ``running`` also while it sleeps, ``traced`` under a debugger."""
     try:

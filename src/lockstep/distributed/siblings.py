@@ -11,12 +11,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from lockstep.core import stack_dump
 from lockstep.core.beats import FILE_PREFIX, Beat, read_beats
-from lockstep.core.blame import Kind, Limits, Verdict, judge
+from lockstep.core.blame import Kind, Limits, Verdict, judge, seen_since
 from lockstep.core.outcome import note_failure
 from lockstep.core.process_control import is_child_with, is_gone
 
@@ -64,7 +63,8 @@ class Siblings:
             if beat.restart == self._restart and rank < self._world_size and beat.pid not in self._let_alone
         }
         self._look_for_killed(beats)
-        verdict = judge(self._since_awake(beats), now_s, self._limits, self._world_size)
+        seen = {rank: seen_since(beat, self._awake_since_s) for rank, beat in beats.items()}
+        verdict = judge(seen, now_s, self._limits, self._world_size)
         suspect = None if verdict is None else (verdict.pid, verdict.kind)
         if suspect != self._suspect:
             self._suspect, self._suspect_since_s = suspect, now_s
@@ -72,13 +72,6 @@ class Siblings:
             self._end(verdict)
             self._suspect = None
             self._looked_s = time.monotonic()
-
-    def _since_awake(self, beats: Mapping[int, Beat]) -> dict[int, Beat]:
-        since_s = self._awake_since_s
-        return {
-            rank: replace(beat, alive_s=max(beat.alive_s, since_s), moved_s=max(beat.moved_s, since_s))
-            for rank, beat in beats.items()
-        }
 
     def _look_for_killed(self, beats: Mapping[int, Beat]) -> None:
         """Note the end of a rank that could not do so: torchrun is about to send SIGTERM to this one because of it."""

@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import Store
 from lockstep.core import beats
 from lockstep.core.errors import RunError
 from lockstep.core.outcome import LOST_A_RANK
+from lockstep.distributed.greeting import greeted_by, hello, new_token
 from lockstep.distributed.wording import name_ranks
 
 MAX_RANKS = 16
@@ -34,13 +35,9 @@ MAX_BYTES = 160 * 1024
 _HEADER_BYTES = 128  # what follows is aligned for every type
 _BUFFER_BYTES = 4 * MAX_BYTES
 _LONGEST_POLL_S = 60.0
-_GREETING_S = 2.0
-"""How long a process that has connected may take to say who it is."""
 _LOOK_S = 0.1
 _SHORT_PAUSE_S = 0.002
 _FAILED = "failed"
-_TOKEN_BYTES = 16
-_HELLO = struct.Struct(f"<I{_TOKEN_BYTES}s")
 # The number of the exchange, and a sum of the whole text, which may be longer than the room for it.
 _WHICH = struct.Struct("<QI")
 
@@ -234,18 +231,18 @@ def connect(
     deadline = time.monotonic() + connect_timeout_s
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            name, token = f"lockstep-{secrets.token_hex(16)}", secrets.token_bytes(_TOKEN_BYTES)
+            name, token = f"lockstep-{secrets.token_hex(16)}", new_token()
             listener.bind(f"\0{name}")
             listener.listen(world_size)
             listener.settimeout(_LOOK_S)
-            store.set(f"listens/{rank}", f"{token.hex()} {name}")
+            store.set(f"listens/{rank}", f"{token} {name}")
             for other in range(rank):
                 sockets[other] = _connection_to(other, rank, store, deadline)
             while len(sockets) < world_size - 1:
                 _check_whether_it_is_in_vain(store, deadline)
                 with suppress(TimeoutError):
                     connection, _ = listener.accept()
-                    greeted = _greeted_by(connection, token)
+                    greeted = _neighbour_at(connection, token)
                     if greeted is None or not rank < greeted < world_size or greeted in sockets:
                         connection.close()
                     else:
@@ -276,28 +273,18 @@ def _connection_to(other: int, rank: int, store: Store, deadline: float) -> sock
         connection.settimeout(max(_LOOK_S, deadline - time.monotonic()))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         connection.connect(f"\0{name}")
-        connection.sendall(_HELLO.pack(rank, bytes.fromhex(token)))
+        connection.sendall(hello(rank, token))
     except OSError:
         connection.close()
         raise
     return connection
 
 
-def _greeted_by(connection: socket.socket, token: bytes) -> int | None:
+def _neighbour_at(connection: socket.socket, token: str) -> int | None:
     """Return the rank at the other end of a connection, None if it is a stranger: of another user, or without token."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if user != os.getuid():
-        return None
-    connection.settimeout(_GREETING_S)
-    try:
-        hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-    except OSError:
-        return None
-    if len(hello) != _HELLO.size:
-        return None
-    rank, shown = _HELLO.unpack(hello)
-    return int(rank) if shown == token else None
+    return greeted_by(connection, token) if user == os.getuid() else None
 
 
 def _header(number: int, text: str) -> bytearray:

@@ -14,7 +14,6 @@ import os
 import secrets
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from lockstep.core import saves
 from lockstep.core.blame import Limits
 from lockstep.core.outcome import own_run
 from lockstep.distributed import heartbeat
+from lockstep.distributed.greeting import greeted_by, hello, new_token
 from lockstep.distributed.nodes import MAX_NAMED, Node, error_of, in_words, keep_asking, own_address, silence_s
 from lockstep.distributed.rank_exit import RankExit
 from lockstep.distributed.topology import Topology
@@ -41,12 +41,9 @@ MARK_S = 2.0
 
 _GATHER_S = 2.0
 """Hosts that vanish together are missed within so many seconds of one another."""
-_GREETING_S = 2.0
 _LOOK_S = 0.1
 _LEAVE_S = 2.0
 _MAX_MESSAGE_BYTES = 65536
-_TOKEN_BYTES = 16
-_HELLO = struct.Struct(f"<I{_TOKEN_BYTES}s")
 _TAKEN = b"+"
 
 
@@ -169,7 +166,7 @@ class NodeWatch:
         by_name.bind(f"\0{name}")
         by_name.listen(1024)
         topology, host, port = self._topology, socket.gethostname(), by_network.getsockname()[1]
-        token = secrets.token_hex(_TOKEN_BYTES)
+        token = new_token()
         card = Node(topology.rank, topology.local_world_size, topology.node, host, address, port, name, token)
         return card, by_network, by_name
 
@@ -197,7 +194,7 @@ class NodeWatch:
             if node.first_rank < own.first_rank:
                 try:
                     connection = socket.create_connection((node.address, node.port), timeout=self._silent_s)
-                    connection.sendall(_HELLO.pack(own.first_rank, bytes.fromhex(node.token)))
+                    connection.sendall(hello(own.first_rank, node.token))
                     # Before it is taken up it may be reset because the other leaves, and from then on never.
                     connection.settimeout(CONNECT_S)
                     if connection.recv(len(_TAKEN)) == _TAKEN:
@@ -221,7 +218,7 @@ class NodeWatch:
                 if listener.fileno() not in ready:
                     continue
                 connection, _ = listener.accept()
-                rank = _greeted_by(connection, bytes.fromhex(own.token))
+                rank = greeted_by(connection, own.token)
                 if rank in siblings:
                     siblings.remove(rank)
                     self._siblings.append(connection)
@@ -263,7 +260,7 @@ class NodeWatch:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._siblings.append(connection)
         connection.connect(f"\0{leader.local_name}")
-        connection.sendall(_HELLO.pack(self._topology.rank, bytes.fromhex(leader.token)))
+        connection.sendall(hello(self._topology.rank, leader.token))
         if self._wake in _ready([self._wake, connection.fileno()]):
             return
         message = connection.recv(_MAX_MESSAGE_BYTES).decode(errors="replace")
@@ -280,15 +277,6 @@ def _ready(descriptors: Sequence[int], timeout_s: float | None = None) -> list[i
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1e3)]
-
-
-def _greeted_by(connection: socket.socket, token: bytes) -> int | None:
-    """Return the rank at the other end, None if it is a stranger."""
-    connection.settimeout(_GREETING_S)
-    with contextlib.suppress(OSError, struct.error):
-        rank, shown = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
-        return int(rank) if secrets.compare_digest(shown, token) else None
-    return None
 
 
 def _warn(text: str) -> None:

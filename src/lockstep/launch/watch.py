@@ -7,11 +7,10 @@ launcher itself could not look.
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from lockstep.core import stack_dump
 from lockstep.core.beats import Beat, read_beats
-from lockstep.core.blame import Kind, ProcessState, Verdict, judge, process_state
+from lockstep.core.blame import Kind, ProcessState, Verdict, judge, process_state, seen_since
 from lockstep.core.leases import Lease
 from lockstep.core.process_control import environment_of, is_child_with
 from lockstep.launch.ends import first_failure_s, is_meeting
@@ -104,7 +103,7 @@ class Watch:
     def _judge(self, logs: AttemptLogs, now_s: float) -> Verdict | None:
         here = {log.rank for log in logs.ranks}
         beats = {
-            rank: self._since_awake(beat)
+            rank: seen_since(beat, self._awake_since_s)
             for rank, beat in read_beats(self._plan.attempt_dir).items()
             if beat.restart == logs.restart and rank in here
         }
@@ -112,10 +111,6 @@ class Watch:
         beats |= self._of_the_speechless([log for log in logs.ranks if log.rank not in beats], logs.restart, now_s)
         beats = {rank: beat for rank, beat in beats.items() if beat.pid not in judged}
         return judge(beats, now_s, self._plan.limits, _world_size(beats), self._state_of)
-
-    def _since_awake(self, beat: Beat) -> Beat:
-        since_s = self._awake_since_s
-        return replace(beat, alive_s=max(beat.alive_s, since_s), moved_s=max(beat.moved_s, since_s))
 
     def _of_the_speechless(self, speechless: Sequence[RankFiles], restart: int, now_s: float) -> dict[int, Beat]:
         """Return beats of stopped ranks as they would have given them, had they come so far as to give any."""
