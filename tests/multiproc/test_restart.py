@@ -5,18 +5,17 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.multiproc import held_training
+from tests.multiproc.commands import Command, free_port, num_recorded, wait_for
 
 TASK = "cartpole_classic"
 SMALL = (
@@ -32,52 +31,7 @@ RUNS = Path("logs", TASK)
 LAUNCH = ("train_multigpu", "--hang_timeout", "0")
 
 
-class Command:
-    """``lockstep`` at work in the current folder."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | environment,
-            start_new_session=True,
-        )
-
-    def end(self) -> tuple[int, str, str]:
-        """Wait for the end; return the exit code and what was printed on stdout and stderr."""
-        output, errors = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, output, errors
-
-    def kill_all(self) -> None:
-        """Do as a host that loses its power: nothing of it has time for anything."""
-        launcher = psutil.Process(self.process.pid)
-        for process in [launcher, *launcher.children(recursive=True)]:
-            process.kill()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    yield
-    left = [process for process in psutil.process_iter() if is_here(process)]
-    for process in left:
-        process.kill()
-    assert [process.pid for process in left] == []
-
-
-def is_here(process: psutil.Process) -> bool:
-    try:
-        return bool(process.pid != os.getpid() and process.cwd() == str(Path.cwd()))
-    except psutil.Error:
-        return False
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture
@@ -105,12 +59,6 @@ def only_run() -> Path:
 
 def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def num_recorded(run: Path) -> int:
-    """Return how many whole lines there are, also while another is being written."""
-    path = run / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def has_come_to(iteration: int) -> bool:
@@ -226,13 +174,6 @@ def test_what_is_refused_is_not_tried_again() -> None:
     assert not RUNS.exists()
 
 
-def free_port() -> int:
-    with socket.socket() as candidate:
-        candidate.bind(("127.0.0.1", 0))
-        port: int = candidate.getsockname()[1]
-        return port
-
-
 def test_nodes_come_and_go_and_the_curve_stays(hold: Callable[[int], None], undisturbed: list[dict[str, Any]]) -> None:
     # An agent on a busy machine may be late, but not by ten seconds.
     conf = "last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5"
@@ -248,11 +189,10 @@ def test_nodes_come_and_go_and_the_curve_stays(hold: Callable[[int], None], undi
     hold(23)
     second = Command(*node)
     wait_for(lambda: len(attempts(run)) == 2 and has_come_to(23))
-    second.kill_all()
+    second.kill()
     hold(LAST)
     code, _, errors = first.end()
     assert code == 0, errors
-    second.end()
     assert "1 to 2 nodes meet at" in errors
     assert_same_curve(run, undisturbed)
     found = attempts(run)
@@ -269,7 +209,10 @@ def test_nodes_come_and_go_and_the_curve_stays(hold: Callable[[int], None], undi
 def test_jobs_of_one_second_find_each_its_own_run_again(hold: Callable[[int], None]) -> None:
     def both(*flags_of_first: str) -> list[tuple[int, str, str]]:
         common = ("train", *SMALL, "--max_iterations", "6", "--resume", "auto")
-        jobs = [Command(*common, *flags_of_first, LOCKSTEP_RUN_KEY="one"), Command(*common, LOCKSTEP_RUN_KEY="other")]
+        jobs = [
+            Command(*common, *flags_of_first, environment={"LOCKSTEP_RUN_KEY": "one"}),
+            Command(*common, environment={"LOCKSTEP_RUN_KEY": "other"}),
+        ]
         if not Path("logs").exists():
             wait_for(lambda: [num_recorded(run) for run in runs()] == [3, 3])
             for job in jobs:
