@@ -133,7 +133,7 @@ def test_a_rank_that_is_stopped_is_ended_and_not_the_one_that_waits() -> None:
     assert code == 1, said
     assert block[0].startswith("lockstep: error: rank 0 (local rank 0 on ")
     assert re.search(r"was stopped by a signal .* for \d+ s, (in|after) iteration \d+, phase \w+", block[0]), said
-    assert any("training.py" in line for line in block), said  # where it was
+    assert any("/lockstep/learn/torch/" in line for line in block), said  # where it was
     assert job.progress()["status"] == "failed"
     assert job.progress()["reason"].startswith("rank 0 (local rank 0 on ")
 

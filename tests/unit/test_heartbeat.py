@@ -55,6 +55,50 @@ def test_two_jobs_and_two_starts_have_folders_of_their_own(start_rank: Callable[
     assert folders(temporary) == []
 
 
+ENDS_TWICE = """
+remove = heartbeat.shutil.rmtree
+def remove_slowly(*arguments, **options):
+    print("removes", flush=True)
+    time.sleep(1.0)
+    remove(*arguments, **options)
+heartbeat.shutil.rmtree = remove_slowly
+heartbeat.begin()
+print("ready", flush=True)
+threading.Thread(target=heartbeat.end, daemon=True).start()
+while heartbeat.current() is not None:
+    time.sleep(0.01)
+heartbeat.end()
+os._exit(1)
+"""
+LOOKS_FOR_LONG = """
+class Writer:
+    def look(self):
+        print("looks", flush=True)
+        time.sleep(1.0)
+        (beating.folder / "late").touch()
+        print("has looked", flush=True)
+def remove(*arguments, **options):
+    print("removes", flush=True)
+heartbeat.shutil.rmtree = remove
+heartbeat._siblings = lambda *arguments: Writer()
+heartbeat.begin()
+beating = heartbeat.current()
+time.sleep(1.5)
+"""
+
+
+def test_who_ends_second_waits_until_all_is_taken_away(start_rank: Callable[..., Rank], temporary: Path) -> None:
+    rank = start_rank(ENDS_TWICE)
+    assert [rank.says(), rank.says()] == ["ready", "removes"]
+    assert rank.end() == (1, "")
+    assert folders(temporary) == []
+
+
+def test_nothing_is_taken_away_while_the_thread_may_write(start_rank: Callable[..., Rank], temporary: Path) -> None:
+    rank = start_rank(LOOKS_FOR_LONG)
+    assert [rank.says() for _ in range(3)] == ["looks", "has looked", "removes"]
+
+
 @pytest.mark.parametrize("trap", ["link", "open to others", "a file"])
 def test_a_folder_that_others_may_write_to_is_refused(trap: str, temporary: Path) -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "2"}

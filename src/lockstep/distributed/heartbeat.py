@@ -30,6 +30,7 @@ BEAT_S = 1.0
 """A rank gives a sign of life this often."""
 FOLDER_PREFIX = "lockstep-ranks-"
 
+_JOIN_S = 2.0
 _OF_A_JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
@@ -43,6 +44,8 @@ class Heartbeat:
     siblings: Siblings | None
     """None where the launcher looks after the ranks."""
     is_over: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    """That it beats in."""
 
     @property
     def has_launcher(self) -> bool:
@@ -64,6 +67,7 @@ class Heartbeat:
 
 
 _heartbeat: Heartbeat | None = None
+_ending = threading.Lock()
 
 
 def begin(environment: Mapping[str, str] = os.environ) -> None:
@@ -88,7 +92,8 @@ def begin(environment: Mapping[str, str] = os.environ) -> None:
     stack_dump.answer(stack_dump.stack_path(folder, topology.rank))
     siblings = None if attempt_dir or limits.is_off else _siblings(folder, topology, restart, limits)
     _heartbeat = Heartbeat(folder, topology.rank, restart, siblings)
-    threading.Thread(target=_heartbeat.run, name="lockstep-heartbeat", daemon=True).start()
+    _heartbeat.thread = threading.Thread(target=_heartbeat.run, name="lockstep-heartbeat", daemon=True)
+    _heartbeat.thread.start()
     if not attempt_dir:
         atexit.register(end)
 
@@ -107,19 +112,23 @@ def note_own_failure() -> None:
 def end() -> None:
     """Beat no more and take away what is left of it; the last rank of a host takes the folder away.
 
-    Under the launcher the last beat stays where it is, which tells how far the rank came.
+    Under the launcher the last beat stays where it is, which tells how far the rank came. Several threads may end the
+    process at once, each in its own way; none returns from here, and goes on to that, before all is taken away.
     """
     global _heartbeat
-    ended, _heartbeat = _heartbeat, None
-    if ended is None:
-        return
-    ended.is_over.set()
-    beats.close_beats()
-    if not ended.has_launcher:
-        with contextlib.suppress(OSError):
-            (ended.folder / f"{beats.FILE_PREFIX}{ended.rank}").unlink()
-        if not _is_used(ended.folder):
-            shutil.rmtree(ended.folder, ignore_errors=True)
+    with _ending:
+        ended, _heartbeat = _heartbeat, None
+        if ended is None:
+            return
+        ended.is_over.set()
+        beats.close_beats()
+        if not ended.has_launcher:
+            if ended.thread is not None and ended.thread is not threading.current_thread():
+                ended.thread.join(_JOIN_S)  # it may be about to write into the folder
+            with contextlib.suppress(OSError):
+                (ended.folder / f"{beats.FILE_PREFIX}{ended.rank}").unlink()
+            if not _is_used(ended.folder):
+                shutil.rmtree(ended.folder, ignore_errors=True)
 
 
 def restart_count(environment: Mapping[str, str] = os.environ) -> int:
