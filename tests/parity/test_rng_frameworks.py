@@ -87,3 +87,21 @@ def test_a_compiled_draw_is_the_same() -> None:
     counters, ids = (jax.numpy.asarray(numbers, dtype=jax.numpy.int32) for numbers in (COUNTERS, IDS))
     expected = ask(array_api_compat.torch, "uniform", 5, torch.float32)
     assert np.asarray(jax.jit(draw)(counters, ids)).tobytes() == expected.tobytes()
+
+
+def test_a_stream_is_compiled_with_a_traced_counter_again_and_again() -> None:
+    # One stream serves several traces, and code outside of any: nothing of a trace may stay behind in it.
+    stream = Stream(7, "parity", jax.numpy)
+    ids = jax.numpy.asarray(IDS, dtype=jax.numpy.int32)
+
+    def draw(first: Any) -> Any:
+        return stream.uniform(stream.counters(first, 3), ids, 5, jax.numpy.float32)
+
+    reference = Stream(7, "parity", array_api_compat.torch)
+    for first in (0, 2**31 - 2, -1):
+        counters = reference.counters(first, 3)
+        expected = reference.uniform(counters, torch.tensor(IDS, dtype=torch.int32), 5, torch.float32).numpy()
+        for function in (jax.jit(draw), jax.jit(draw), draw):
+            assert np.asarray(function(jax.numpy.int32(first))).tobytes() == expected.tobytes()
+        assert np.asarray(draw(first)).tobytes() == expected.tobytes()
+        assert np.array_equal(stream.counters(np.int64(first), 3), counters)

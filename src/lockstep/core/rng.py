@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 import numpy
+from array_api_compat import is_jax_namespace
 
 from lockstep.core.types import Array, Namespace
 
@@ -66,6 +67,8 @@ class Stream:
 
     def __init__(self, seed: int, purpose: str, xp: Namespace, device: object = None) -> None:
         self._xp, self._device = xp, device
+        # Under jax.jit an array made of a constant is a tracer, which must not outlive its trace.
+        self._keys_stay_on_host = is_jax_namespace(xp)
         digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
         purpose_words = _host_words(int.from_bytes(digest, "little"))
         self._key = threefry_2x32(numpy, _host_words(seed), purpose_words)
@@ -80,17 +83,23 @@ class Stream:
         pairs = xp.stack(tuple(words), axis=1)  # (num_pairs, 2, num_counters, num_ids)
         return xp.reshape(pairs, (2 * num_pairs, *pairs.shape[2:]))[:num_columns]
 
-    def counters(self, first: int, count: int) -> Array:
-        """Return the int32 counters ``(count,)`` that begin with ``first``, which wraps."""
-        return self._xp.arange(count, dtype=self._xp.int32, device=self._device) + as_int32(first)
+    def counters(self, first: int | Array, count: int) -> Array:
+        """Return the int32 counters ``(count,)`` that begin with ``first``, which wraps.
+
+        ``first`` is a number, or an int32 array ``()`` of the stream's framework that JAX may be tracing.
+        """
+        start = as_int32(int(first)) if isinstance(first, int | numpy.integer) else first
+        return self._xp.arange(count, dtype=self._xp.int32, device=self._device) + start
 
     def _keys_of_pairs(self, num_pairs: int) -> Words:
         """Return a key for every pair of columns, ``(num_pairs, 1, 1)``."""
         if num_pairs not in self._pair_keys:
             index = numpy.arange(num_pairs, dtype=numpy.int32)
             words = threefry_2x32(numpy, self._key, Words(index, numpy.zeros_like(index)))
-            on_device = (self._xp.asarray(word, device=self._device) for word in words)
-            self._pair_keys[num_pairs] = Words(*(self._xp.reshape(word, (num_pairs, 1, 1)) for word in on_device))
+            keys = (numpy.reshape(word, (num_pairs, 1, 1)) for word in words)
+            if not self._keys_stay_on_host:
+                keys = (self._xp.asarray(key, device=self._device) for key in keys)
+            self._pair_keys[num_pairs] = Words(*keys)
         return self._pair_keys[num_pairs]
 
     def uniform(self, counters: Array, ids: Array, num_columns: int, dtype: object) -> Array:

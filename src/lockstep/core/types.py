@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Array = Any
 Namespace = Any
+Physics = dict[str, Array]
+"""The physics of a batch of envs by name, each array ``(num_envs, ...)``: all that a bitwise continuation needs."""
 Observations = dict[str, Array]
 """Observation groups by name, each ``(num_envs, num_observations[name])``; always ``"actor"`` and ``"critic"``."""
 
@@ -142,6 +144,41 @@ class Engine(Protocol):
         """Release threads and memory."""
 
 
+class PureEngine(Protocol):
+    """Steps physics for a batch of envs as pure functions of its state, so that JAX can compile, batch and shard them.
+
+    What comes back of a failed env is as with ``Engine``: it is flagged and keeps the physics it began the step with.
+    """
+
+    num_positions: int
+    num_velocities: int
+    num_controls: int
+    num_sensordata: int
+
+    def start(self, num_envs: int) -> Physics:
+        """Return the physics of ``num_envs`` envs in the model's default state."""
+
+    def step(self, physics: Physics, ctrl: Array) -> tuple[Physics, StepInfo]:
+        """Advance every env by one env step under constant ``ctrl (num_envs, num_controls)``."""
+
+    def reset(self, physics: Physics, mask: Array, qpos: Array, qvel: Array) -> tuple[Physics, Array]:
+        """Put the envs of ``mask (num_envs,)`` at ``qpos`` and ``qvel``; all else of them is the default again.
+
+        Returns the physics, and the sensordata ``(num_envs, num_sensordata)``: of ``mask``'s envs that of their new
+        state, of the others that of their last step.
+        """
+
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """How often the physics library gave which warning, in envs and env steps."""
+
+    def log_to(self, path: Path) -> None:
+        """Append what the physics library has to say (warnings) to a file from now on."""
+
+    def close(self) -> None:
+        """Release threads and memory."""
+
+
 class FlatGradients(Protocol):
     """The learner's flat gradient buffer, as a communicator sees it."""
 
@@ -160,14 +197,41 @@ class FlatGradients(Protocol):
         """Turn sums into means over all samples; called after the reduction."""
 
 
-class Comm(Protocol):
-    """What a learner sees of the other ranks (torch). A single process gets a real one too.
+class Peers(Protocol):
+    """What a session sees of the other processes of the job, in any framework. A single process gets a real one too.
 
-    Every method that all ranks must call together takes a ``tag``, which says in messages what the exchange is for.
+    Every method that all processes must call together takes a ``tag``, which says in messages what it is for.
     """
 
     rank: int
+    """Of this process among all processes."""
     world_size: int
+    """How many processes there are."""
+    num_ranks: int
+    """How many devices train together: as many as processes in torch, where a rank is a process."""
+
+    def gather_text(self, text: str, tag: str) -> list[str]:
+        """Return every process's text, on every process."""
+
+    def on_main(self, work: Callable[[], str], tag: str) -> str:
+        """Run ``work`` on process 0 alone and return its text on every process.
+
+        Raises:
+            LockstepError: what ``work`` raised, on every process.
+        """
+
+    def log_to(self, folder: Path) -> None:
+        """Say where the debug mode writes down what this process exchanged."""
+
+    def take_wait_s(self) -> float:
+        """Return the seconds this process spent in exchanges, waiting for others included, since the last call."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class Comm(Peers, Protocol):
+    """What a learner sees of the other ranks (torch). A single process gets a real one too."""
 
     def broadcast_(self, tensors: Mapping[str, torch.Tensor], tag: str) -> None:
         """Overwrite every tensor with rank 0's, in place and bit for bit."""
@@ -189,22 +253,3 @@ class Comm(Protocol):
 
         The number of rows may differ from rank to rank. Other ranks get their own rows back.
         """
-
-    def gather_text(self, text: str, tag: str) -> list[str]:
-        """Return every rank's text, on every rank."""
-
-    def on_main(self, work: Callable[[], str], tag: str) -> str:
-        """Run ``work`` on rank 0 alone and return its text on every rank.
-
-        Raises:
-            LockstepError: what ``work`` raised, on every rank.
-        """
-
-    def log_to(self, folder: Path) -> None:
-        """Say where the debug mode writes down what this rank exchanged."""
-
-    def take_wait_s(self) -> float:
-        """Return the seconds this rank spent in exchanges, waiting for others included, since the last call."""
-
-    def close(self) -> None:
-        """Leave the group."""

@@ -1,11 +1,17 @@
-"""The engine ``analytic``: a task's own equations of motion, in any framework of the array API."""
+"""The engine ``analytic``: a task's own equations of motion, in any framework of the array API.
+
+It comes in two shapes around the same arithmetic: one that keeps its state, and one of pure functions for JAX.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from lockstep.core.errors import UsageError
-from lockstep.core.types import AnalyticTask, Array, Namespace, StepInfo, Task
+from lockstep.core.types import AnalyticTask, Array, Namespace, Physics, StepInfo, Task
+
+UNROLLED_STEPS = 8
+"""Physics steps per turn of the compiled loop: more make code that takes long to compile, fewer run slower."""
 
 
 def make_engine(
@@ -16,9 +22,41 @@ def make_engine(
     Raises:
         UsageError: the task has no equations of motion.
     """
+    return AnalyticEngine(_with_dynamics(task), num_envs, decimation, xp, dtype=dtype, device=device)
+
+
+def make_pure_engine(task: Task, *, decimation: int, dtype: Any, **_: Any) -> "PureAnalyticEngine":
+    """Return the engine that steps the task's own equations of motion in JAX.
+
+    Raises:
+        UsageError: the task has no equations of motion.
+    """
+    return PureAnalyticEngine(_with_dynamics(task), decimation, dtype)
+
+
+def _with_dynamics(task: Task) -> AnalyticTask:
     if not hasattr(task, "dynamics"):
         raise UsageError(f"{type(task).__name__} has no equations of motion of its own; use --engine mujoco")
-    return AnalyticEngine(cast(AnalyticTask, task), num_envs, decimation, xp, dtype=dtype, device=device)
+    return cast(AnalyticTask, task)
+
+
+def _refuse_too_few(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < (name != "num_envs"):
+            raise UsageError(f"{name} {value} of the analytic engine is too small; use at least 1")
+
+
+def _put_back_failed(xp: Namespace, before: tuple[Array, Array], after: tuple[Array, Array], ctrl: Array) -> StepInfo:
+    """Return what an env step gave: an env that is no longer finite keeps its state of before and is flagged."""
+    (qpos_before, qvel_before), (qpos, qvel) = before, after
+    diverged = ~(_is_finite(xp, qpos) & _is_finite(xp, qvel) & _is_finite(xp, ctrl))
+    qpos = xp.where(diverged[:, None], qpos_before, qpos)
+    qvel = xp.where(diverged[:, None], qvel_before, qvel)
+    return StepInfo(qpos, qvel, qpos[:, :0], diverged)
+
+
+def _is_finite(xp: Namespace, array: Array) -> Array:
+    return xp.all(xp.isfinite(array), axis=1)
 
 
 class AnalyticEngine:
@@ -51,9 +89,7 @@ class AnalyticEngine:
         dtype: Any = None,
         device: Any = None,
     ) -> None:
-        for name, value in (("num_envs", num_envs), ("decimation", decimation)):
-            if value < (name != "num_envs"):
-                raise UsageError(f"{name} {value} of the analytic engine is too small; use at least 1")
+        _refuse_too_few(num_envs=num_envs, decimation=decimation)
         self.task, self.num_envs, self.decimation, self.xp = task, num_envs, decimation, xp
         self.num_positions, self.num_velocities = task.num_positions, task.num_velocities
         self.num_controls = task.num_controls
@@ -68,16 +104,12 @@ class AnalyticEngine:
 
     def step(self, ctrl: Array) -> StepInfo:
         """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``."""
-        qpos, qvel = self._qpos, self._qvel
+        before = qpos, qvel = self._qpos, self._qvel
         for _ in range(self.decimation):
             qpos, qvel = self.task.dynamics(self.xp, qpos, qvel, ctrl)
-        diverged = ~(self._is_finite(qpos) & self._is_finite(qvel) & self._is_finite(ctrl))
-        self._qpos = self.xp.where(diverged[:, None], self._qpos, qpos)
-        self._qvel = self.xp.where(diverged[:, None], self._qvel, qvel)
-        return StepInfo(self._qpos, self._qvel, self._sensordata, diverged)
-
-    def _is_finite(self, array: Array) -> Array:
-        return self.xp.all(self.xp.isfinite(array), axis=1)
+        info = _put_back_failed(self.xp, before, (qpos, qvel), ctrl)
+        self._qpos, self._qvel = info.qpos, info.qvel
+        return info._replace(sensordata=self._sensordata)
 
     def reset(self, mask: Array, qpos: Array, qvel: Array) -> Array:
         """Put the envs of ``mask (num_envs,)`` at ``qpos`` and ``qvel``; return sensordata ``(num_envs, 0)``."""
@@ -103,6 +135,70 @@ class AnalyticEngine:
                 )
         self._qpos = self.xp.asarray(state["qpos"], dtype=self._qpos.dtype, device=self._qpos.device)
         self._qvel = self.xp.asarray(state["qvel"], dtype=self._qvel.dtype, device=self._qvel.device)
+
+    def log_to(self, path: Path) -> None:
+        """There is nothing that would speak."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class PureAnalyticEngine:
+    """Steps ``task.dynamics`` in JAX, as ``AnalyticEngine`` does, with the state as an argument and a result.
+
+    Physics: ``qpos (num_envs, num_positions)`` and ``qvel (num_envs, num_velocities)``, zeros at the start.
+
+    Args:
+        task: brings the equations of motion.
+        decimation: physics steps per env step.
+        dtype: of all arrays, float32 or float64.
+
+    Raises:
+        UsageError: a number below 1.
+    """
+
+    num_sensordata = 0
+
+    def __init__(self, task: AnalyticTask, decimation: int, dtype: Any) -> None:
+        _refuse_too_few(decimation=decimation)
+        self.task, self.decimation, self.dtype = task, decimation, dtype
+        self.num_positions, self.num_velocities = task.num_positions, task.num_velocities
+        self.num_controls = task.num_controls
+
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """Nothing: equations of motion do not speak."""
+        return {}
+
+    def start(self, num_envs: int) -> Physics:
+        """Return every env at zero."""
+        import jax.numpy as jnp
+
+        sizes = {"qpos": self.num_positions, "qvel": self.num_velocities}
+        return {name: jnp.zeros((num_envs, size), dtype=self.dtype) for name, size in sizes.items()}
+
+    def step(self, physics: Physics, ctrl: Array) -> tuple[Physics, StepInfo]:
+        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``."""
+        import jax
+        import jax.numpy as jnp
+
+        def physics_step(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+            qpos, qvel = self.task.dynamics(jnp, *state, ctrl)
+            return (qpos.astype(self.dtype), qvel.astype(self.dtype)), None
+
+        before = (physics["qpos"], physics["qvel"])
+        unroll = min(self.decimation, UNROLLED_STEPS)
+        after, _ = jax.lax.scan(physics_step, before, None, length=self.decimation, unroll=unroll)
+        info = _put_back_failed(jnp, before, after, ctrl)
+        return {"qpos": info.qpos, "qvel": info.qvel}, info
+
+    def reset(self, physics: Physics, mask: Array, qpos: Array, qvel: Array) -> tuple[Physics, Array]:
+        """Put the envs of ``mask (num_envs,)`` at ``qpos`` and ``qvel``; return sensordata ``(num_envs, 0)`` too."""
+        import jax.numpy as jnp
+
+        given = {"qpos": qpos, "qvel": qvel}
+        new = {name: jnp.where(mask[:, None], given[name], old) for name, old in physics.items()}
+        return new, new["qpos"][:, :0]
 
     def log_to(self, path: Path) -> None:
         """There is nothing that would speak."""

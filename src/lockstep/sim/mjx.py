@@ -1,0 +1,218 @@
+"""The engine ``mjx``: MuJoCo's physics in JAX itself, compiled together with all else, on any device of JAX.
+
+MJX (https://mujoco.readthedocs.io/en/stable/mjx.html) solves the same equations as the engine ``mujoco`` in another
+order, and in float32 unless asked for float64, so results agree to a tolerance. Under the same controls for 50 env
+steps an arm that hits its joint limit is where it would be in ``mujoco`` to 1e-4 rad and 5e-3 rad/s (of 14) in float32,
+and to 1e-10 in float64.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from numpy.typing import NDArray
+
+with contextlib.redirect_stdout(io.StringIO()):  # it says there what of Warp is not installed
+    from mujoco import mjx
+
+from lockstep.core.errors import UsageError
+from lockstep.core.types import Array, Physics, StepInfo, Task
+
+STATE_FIELDS = ("time", "qpos", "qvel", "act", "history", "qacc_warmstart", "sensordata")
+"""What of ``mjx.Data`` a step takes up and changes; the rest is computed anew or stays at the model's default."""
+
+
+def make_pure_engine(task: Task, *, decimation: int, dtype: Any, **_: Any) -> "MjxEngine":
+    """Return the engine that steps the task's MJCF file in JAX.
+
+    Raises:
+        UsageError: the task has no MJCF file, MuJoCo can't read it, or MJX can't step it.
+    """
+    if task.model_path is None:
+        raise UsageError(f"{type(task).__name__} has no MuJoCo model; use --engine analytic")
+    try:
+        model = mujoco.MjModel.from_xml_path(str(task.model_path))
+    except ValueError as error:
+        raise UsageError(f"MuJoCo can't read {task.model_path}: {error}") from error
+    return MjxEngine(model, decimation, dtype)
+
+
+class MjxEngine:
+    """Steps a batch of one MuJoCo model by MJX.
+
+    Physics: the fields of ``mjx.Data`` named in ``STATE_FIELDS``, each ``(num_envs, ...)`` in ``dtype``; the solver's
+    warm start is among them. An env in which physics fails (a value that is not finite or beyond ``mjMAXVAL``, in its
+    controls, positions, velocities or accelerations) is flagged in ``diverged`` and keeps the physics it began the step
+    with.
+
+    Args:
+        model: the compiled model.
+        decimation: physics steps per env step.
+        dtype: of all arrays, float32 or float64.
+
+    Raises:
+        UsageError: ``decimation`` below 1, or a model that MJX can't step.
+    """
+
+    def __init__(self, model: mujoco.MjModel, decimation: int, dtype: Any) -> None:
+        if decimation < 1:
+            raise UsageError(f"decimation {decimation} of the mjx engine is too small; use at least 1")
+        self.decimation, self.dtype = decimation, np.dtype(dtype)
+        self.num_positions, self.num_velocities = int(model.nq), int(model.nv)
+        self.num_controls, self.num_sensordata = int(model.nu), int(model.nsensordata)
+        self._exported: dict[tuple[str, int], jax.export.Exported] = {}
+        try:
+            with self._precision():
+                # Copies on the host: a program for any device takes them up as constants.
+                device = jax.local_devices()[0]
+                self._model = jax.tree.map(np.asarray, mjx.put_model(model, device=device, impl="jax"))
+                self._data = jax.tree.map(np.asarray, mjx.make_data(model, device=device, impl="jax"))
+                self._step_one = self._trace_step()
+            if self._data._impl.efc_J.size == 0 and (model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC).any():
+                # mjx.forward ends before it comes to these sensors where there is nothing to solve.
+                raise NotImplementedError("it has sensors of forces or accelerations and no constraints")
+        except (NotImplementedError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"MJX can't step this model: {reason}; use --engine mujoco") from error
+
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """Nothing: MJX gives no warnings."""
+        return {}
+
+    def start(self, num_envs: int) -> Physics:
+        """Return the physics of ``num_envs`` envs in the model's default state."""
+        rows = {name: jnp.asarray(row, dtype=self.dtype) for name, row in self._default_rows().items()}
+        return {name: jnp.broadcast_to(row, (num_envs, *row.shape)) for name, row in rows.items()}
+
+    def step(self, physics: Physics, ctrl: Array) -> tuple[Physics, StepInfo]:
+        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``."""
+        physics, diverged = self._run(self._step_batch, physics, ctrl)
+        return physics, StepInfo(physics["qpos"], physics["qvel"], physics["sensordata"], diverged)
+
+    def reset(self, physics: Physics, mask: Array, qpos: Array, qvel: Array) -> tuple[Physics, Array]:
+        """Put the envs of ``mask (num_envs,)`` at ``qpos`` and ``qvel``; forget the rest, warm start included.
+
+        Returns the sensordata of all envs too, ``(num_envs, num_sensordata)``; computed where ``mask`` is not empty.
+        """
+        given = {name: jnp.asarray(row, dtype=self.dtype) for name, row in self._default_rows().items()}
+        given |= {"qpos": qpos, "qvel": qvel}
+        physics = {name: _where(mask, given[name], old) for name, old in physics.items()}
+        if not self.num_sensordata:
+            return physics, physics["sensordata"]
+
+        def measure() -> Array:
+            ctrl = jnp.zeros((mask.shape[0], self.num_controls), dtype=self.dtype)
+            return _where(mask, self._run(self._measure_batch, physics, ctrl), physics["sensordata"])
+
+        sensordata = jax.lax.cond(jnp.any(mask), measure, lambda: physics["sensordata"])
+        return physics | {"sensordata": sensordata}, sensordata
+
+    def log_to(self, path: Path) -> None:
+        """There is nothing that would speak."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    # --- the programs --------------------------------------------------------------------------------------------
+
+    def _run(self, program: Callable[..., Any], physics: Physics, ctrl: Array) -> Any:
+        """Call a program of a batch, traced and lowered on its own.
+
+        So it keeps its own precision, and ``jax.shard_map`` need not know of the solver's loops, which begin with
+        constants and go on with what differs from rank to rank.
+        """
+
+        @jax.custom_batching.custom_vmap
+        def run(physics: Physics, ctrl: Array) -> Any:
+            key = (program.__name__, ctrl.shape[0])
+            if key not in self._exported:
+                with self._precision():
+                    self._exported[key] = jax.export.export(jax.jit(program))(*self._shapes(ctrl.shape[0]))
+            return self._exported[key].call(physics, ctrl)
+
+        @run.def_vmap
+        def run_batches(num_batches: int, is_batched: Any, *arguments: Any) -> tuple[Any, Any]:
+            """Run batches ``(num_batches, num_envs, ...)`` as one."""
+
+            def merge(is_batched: bool, array: Array) -> Array:
+                array = array if is_batched else jnp.broadcast_to(array, (num_batches, *array.shape))
+                return array.reshape(num_batches * ctrl.shape[0], *array.shape[2:])
+
+            merged = jax.tree.map(merge, tuple(is_batched), arguments)
+            results = self._run(program, *merged)
+            size = (num_batches, ctrl.shape[0])
+            split = jax.tree.map(lambda array: array.reshape(*size, *array.shape[1:]), results)
+            return split, jax.tree.map(lambda _: True, split)
+
+        return run(physics, ctrl)
+
+    def _step_batch(self, physics: Physics, ctrl: Array) -> tuple[Physics, Array]:
+        is_finite = jnp.isfinite(ctrl).all(axis=1)
+        ctrl = _where(is_finite, ctrl, jnp.zeros_like(ctrl))  # a solver that never converges would hold up the others
+
+        def physics_step(physics: Physics, _: None) -> tuple[Physics, None]:
+            return jax.vmap(self._step_one)(physics, ctrl), None
+
+        after, _ = jax.lax.scan(physics_step, physics, None, length=self.decimation)
+        # The warm start holds the accelerations of the last physics step.
+        is_sane = [_is_sane(after[name]) for name in ("qpos", "qvel", "qacc_warmstart")]
+        diverged = ~(is_finite & is_sane[0] & is_sane[1] & is_sane[2])
+        return {name: _where(diverged, physics[name], new) for name, new in after.items()}, diverged
+
+    def _trace_step(self) -> Callable[[Physics, Array], Physics]:
+        """Return a physics step of one env.
+
+        To trace MJX takes seconds, so it happens once for all sizes of batches; its limits come to light here.
+        """
+
+        def step(physics: Physics, ctrl: Array) -> Physics:
+            model = jax.tree.map(jnp.asarray, self._model)
+            return _fields_of(mjx.step(model, self._data_of(physics, ctrl)))
+
+        physics, ctrl = self._shapes()
+        traced = jaxpr_as_fun(jax.make_jaxpr(step)(physics, ctrl))
+        tree = jax.tree.structure(physics)
+        return lambda physics, ctrl: jax.tree.unflatten(tree, traced(*jax.tree.leaves(physics), ctrl))
+
+    def _measure_batch(self, physics: Physics, ctrl: Array) -> Array:
+        model = jax.tree.map(jnp.asarray, self._model)
+        return jax.vmap(lambda *env: mjx.forward(model, self._data_of(*env)).sensordata)(physics, ctrl)
+
+    def _data_of(self, physics: Physics, ctrl: Array) -> mjx.Data:
+        return jax.tree.map(jnp.asarray, self._data).replace(ctrl=ctrl, **physics)
+
+    def _default_rows(self) -> dict[str, NDArray[Any]]:
+        return _fields_of(self._data)
+
+    def _shapes(self, *num_envs: int) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+        """Return the shapes of what a program takes, physics and controls: of a batch, or of one env alone."""
+        rows = self._default_rows()
+        physics = {name: jax.ShapeDtypeStruct((*num_envs, *row.shape), self.dtype) for name, row in rows.items()}
+        return physics, jax.ShapeDtypeStruct((*num_envs, self.num_controls), self.dtype)
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        # MJX computes in whatever JAX calls a float; our programs are traced with float64 switched on.
+        precision: contextlib.AbstractContextManager[Any] = jax.enable_x64(self.dtype == np.float64)
+        return precision
+
+
+def _fields_of(data: mjx.Data) -> dict[str, Any]:
+    return {name: getattr(data, name) for name in STATE_FIELDS}
+
+
+def _where(mask: Array, new: Array, old: Array) -> Array:
+    return jnp.where(mask.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
+
+
+def _is_sane(array: Array) -> Array:
+    """Return ``(num_envs,)``: all values are finite and below the size that MuJoCo calls bad."""
+    return (jnp.abs(array) <= mujoco.mjMAXVAL).all(axis=1)

@@ -1,0 +1,85 @@
+"""The same envs in torch and in JAX, for every registered task and every engine it can use."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import array_api_compat.torch
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from lockstep.core.registry import load
+from lockstep.core.types import PureEngine, Task
+from lockstep.envs.config import EnvConfig
+from lockstep.envs.jax_env import JaxEnv
+from lockstep.envs.torch_env import TorchEnv
+from lockstep.recipes.catalog import TASKS
+from lockstep.sim import analytic, jax_host, mjx, mujoco_c
+
+
+class Case(NamedTuple):
+    """A task with some of its settings, and an engine of JAX."""
+
+    task: str
+    engine: str
+    settings: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.task}-{self.engine}" + "".join(f"-{value}" for value in self.settings.values())
+
+    def make_task(self, **settings: Any) -> Task:
+        """Return the task with its settings, changed by ``settings``."""
+        config = load(TASKS.get(self.task).recipe)().env
+        made: Task = load(TASKS.get(self.task).task)(
+            config.model_validate(config.model_dump() | self.settings | settings)
+        )
+        return made
+
+
+def _cases() -> list[Case]:
+    cases = []
+    for name in TASKS:
+        config = load(TASKS.get(name).recipe)().env
+        task = load(TASKS.get(name).task)(config)
+        engines = ["analytic"] if hasattr(task, "dynamics") else []
+        engines += ["mujoco", "mjx"] if task.model_path is not None else []
+        settings: list[dict[str, Any]] = [{"observation_noise": 0.02}] if hasattr(config, "observation_noise") else [{}]
+        if hasattr(config, "action_kind"):
+            settings = [{"action_kind": kind} for kind in ("continuous", "discrete")]
+        cases += [Case(name, engine, each) for engine in engines for each in settings]
+    return cases
+
+
+CASES = _cases()
+
+
+def pure_engine(name: str, task: Task, dtype: str, decimation: int = 1, num_threads: int = 1) -> PureEngine:
+    makers: dict[str, Callable[..., PureEngine]] = {
+        "analytic": analytic.make_pure_engine,
+        "mujoco": jax_host.make_pure_engine,
+        "mjx": mjx.make_pure_engine,
+    }
+    return makers[name](
+        task, decimation=decimation, num_threads=num_threads, dtype=jnp.dtype(dtype), host_engine=mujoco_c.make_engine
+    )
+
+
+def make_pair(
+    case: Case, task: Task, dtype: str, num_envs: int, config: EnvConfig, seed: int = 3
+) -> tuple[TorchEnv, JaxEnv]:
+    """Return ``num_envs`` envs of a task in torch, and the same in JAX."""
+    sizes: dict[str, Any] = {"num_envs": num_envs, "decimation": config.decimation, "num_threads": 1}
+    xp, torch_dtype = array_api_compat.torch, getattr(torch, dtype)
+    maker = analytic.make_engine if case.engine == "analytic" else mujoco_c.make_engine
+    engine = maker(task, **sizes, xp=xp, dtype=torch_dtype, device=torch.device("cpu"))
+    in_torch = TorchEnv(task, engine, config, seed=seed, device=torch.device("cpu"), dtype=torch_dtype)
+    in_jax = JaxEnv(
+        task, pure_engine(case.engine, task, dtype, config.decimation), config, seed=seed, dtype=jnp.dtype(dtype)
+    )
+    return in_torch, in_jax
+
+
+def to_torch(actions: np.ndarray, dtype: str) -> torch.Tensor:
+    """Return actions as a policy of that precision would give them."""
+    tensor = torch.from_numpy(actions)
+    return tensor.to(getattr(torch, dtype)) if tensor.dtype.is_floating_point else tensor
