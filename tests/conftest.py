@@ -1,6 +1,8 @@
 """What every test gets: a folder of its own, no trace of a surrounding job, and reproducible examples."""
 
+import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -11,6 +13,11 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# JAX reads it when it is imported. Commands that tests start do without (see tests/multiproc/commands.py).
+NUM_JAX_DEVICES = 4
+os.environ["JAX_NUM_CPU_DEVICES"] = str(NUM_JAX_DEVICES)
+collect_ignore_glob = [] if importlib.util.find_spec("jax") else ["*/test_jax_*.py"]
 
 # No deadline, since how fast a shared machine is says nothing about the code; derandomised, so a failure comes back.
 hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, database=None)
@@ -26,3 +33,12 @@ def _a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for name in list(os.environ):
         if name.startswith(_JOB_PREFIXES):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    """JAX has 64-bit types, as in a training."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield

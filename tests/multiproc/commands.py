@@ -25,6 +25,11 @@ LOGS = Path("logs")
 T = TypeVar("T")
 
 
+def own_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return this test's environment with changes, without how many devices JAX has in the process of the tests."""
+    return {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"} | dict(changes)
+
+
 def lockstep(*arguments: str, timeout_s: float = 120.0, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``lockstep`` with the arguments to its end."""
     return subprocess.run(
@@ -32,7 +37,7 @@ def lockstep(*arguments: str, timeout_s: float = 120.0, **environment: str) -> s
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env=os.environ | environment,
+        env=own_environment(environment),
         check=False,
     )
 
@@ -61,7 +66,7 @@ class Command:
             stdout=stdout,
             stderr=stderr,
             text=True,
-            env=os.environ | dict(environment or {}),
+            env=own_environment(environment or {}),
             start_new_session=True,
         )
 

@@ -1,12 +1,14 @@
 """Ranks, for code of your own: which one am I, and how do we stay in step.
 
-Names are imported when they are first used: those of ``ranks`` load no torch.
+Names are imported when they are first used: those of ``ranks`` load no torch. ``lockstep.distributed.jax`` is the same
+for JAX; it is not in ``__all__``, so that ``import *`` works where JAX is not installed.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.distributed import jax as jax
     from lockstep.distributed.ranks import (
         get_global_rank,
         get_local_rank,
@@ -67,10 +69,12 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "jax":
+        return importlib.import_module("lockstep.distributed.jax")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'lockstep.distributed' has no attribute '{name}'")
     return getattr(importlib.import_module(f"lockstep.distributed.{_HOME_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, "jax"})

@@ -1,0 +1,156 @@
+"""Collectives over the ranks of a mesh. Where there are no ranks they change nothing, so algorithms need no branches.
+
+Each takes ``axis_name``, the name of the ranks' axis. Where that name is not bound (outside ``jax.shard_map``, or in
+one over other axes), or where it is None, there is one rank: this one.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+AXIS_NAME = "ranks"
+"""The one axis of the meshes made by ``make_mesh``, and the default of every ``axis_name``."""
+
+Tree = Any
+"""Arrays in nested containers: what JAX calls a pytree."""
+
+
+def psum(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+    """Return the sums of each array ``(...)`` over all ranks, ``(...)``, the same on every rank.
+
+    An array that is the same on all ranks is multiplied by their number. Booleans are counted, in int32.
+    """
+    return _reduce(jax.lax.psum, tree, axis_name)
+
+
+def pmean(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+    """Return the means of each array ``(...)`` over all ranks, ``(...)``, the same on every rank.
+
+    Every rank counts as much as every other; see ``gradient_update`` for ranks that have unequal numbers of samples.
+    Integers give floats, except where there is no axis.
+    """
+    return _reduce(jax.lax.pmean, tree, axis_name)
+
+
+def pmax(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+    """Return the largest of each array ``(...)`` over all ranks, by element: ``(...)``, the same on every rank."""
+    return _reduce(jax.lax.pmax, tree, axis_name)
+
+
+def pmin(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+    """Return the smallest of each array ``(...)`` over all ranks, by element: ``(...)``, the same on every rank."""
+    return _reduce(jax.lax.pmin, tree, axis_name)
+
+
+def all_gather(tree: Tree, axis_name: str | None = AXIS_NAME, *, tiled: bool = False) -> Tree:
+    """Return every rank's arrays, in the order of ranks and the same on every rank.
+
+    Args:
+        tree: arrays ``(...)``; with ``tiled`` each has at least one axis: ``(num_rows, ...)``.
+        axis_name: of the ranks' axis.
+        tiled: give ``(num_ranks * num_rows, ...)`` instead of ``(num_ranks, ...)``.
+
+    Without an axis the tree comes back as it is: no axis is put in front. With ``tiled`` the number of axes is the
+    same in both cases.
+
+    Raises:
+        ValueError: ``tiled``, and an array has no axis.
+    """
+    if not is_bound(axis_name):
+        return tree
+    if tiled and any(jnp.ndim(leaf) == 0 for leaf in jax.tree.leaves(tree)):
+        raise ValueError(
+            "all_gather with tiled=True joins rows, but an array of the tree has shape (); use tiled=False"
+        )
+    # Typed as replicated, which jax.lax.all_gather alone does not say; an axis of vmap knows no such types.
+    options = {"to": "invarying"} if _is_typed(axis_name) else {}
+    return _reduce(functools.partial(jax.lax.all_gather, tiled=tiled, **options), tree, axis_name)
+
+
+def axis_index(axis_name: str | None = AXIS_NAME) -> jax.Array:
+    """Return this rank's number, int32 ``()``: 0 without an axis."""
+    return jax.lax.axis_index(axis_name) if is_bound(axis_name) else jnp.zeros((), jnp.int32)
+
+
+def axis_size(axis_name: str | None = AXIS_NAME) -> int:
+    """Return the number of ranks, known while compiling: 1 without an axis."""
+    return int(jax.lax.axis_size(axis_name)) if is_bound(axis_name) else 1
+
+
+def is_bound(axis_name: str | None) -> bool:
+    """Return whether code that runs here is one of several ranks along an axis of this name."""
+    if axis_name is None:
+        return False
+    try:
+        jax.lax.axis_size(axis_name)
+    except NameError:
+        return False
+    return True
+
+
+def local_parameters(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+    """Return the same arrays, typed as this rank's own, so that gradients with respect to them are this rank's own.
+
+    Inside ``jax.shard_map(..., check_vma=True)`` the gradient with respect to an argument that is the same on all ranks
+    comes back summed over them already; a mean on top of it would be too large by the number of ranks. So take
+    gradients with respect to ``local_parameters(parameters)``, and reduce them yourself. Nothing is computed or sent.
+    """
+    if axis_name is None or not _is_typed(axis_name):
+        return tree
+    return jax.tree.map(functools.partial(_as_varying, axis_name=axis_name), tree)
+
+
+def after(tree: Tree, first: Tree) -> Tree:
+    """Return the arrays of ``tree`` as they are, but known only once those of ``first`` are.
+
+    For collectives that neither follow from a loop with collectives in it nor are followed by it, which devices of a
+    CPU can't keep apart: ``psum(after(sums, learned))`` waits for the loop that gives ``learned``. Nothing is sent.
+
+    Args:
+        tree: arrays ``(...)``; its type as the same on all ranks is kept if that is the type of all of ``first``.
+        first: arrays ``(...)`` with at least one element between them. All are waited for.
+
+    Raises:
+        ValueError: ``first`` holds no number to wait for.
+    """
+    leaves = [leaf for leaf in map(jnp.asarray, jax.tree.leaves(first)) if leaf.size]
+    if not leaves:
+        raise ValueError("after(tree, first) waits for arrays of first, but there is none with an element in it")
+    # No number has so many bits. The compiler does not know that, and can't drop what depends on it.
+    never = functools.reduce(jnp.logical_or, (jax.lax.population_count(_bits(leaf)) > 64 for leaf in leaves))
+    return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), tree)
+
+
+def _bits(array: jax.Array) -> jax.Array:
+    """Return the first element of an array as an unsigned integer, ``()``."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    one = jax.lax.index_in_dim(array.reshape(-1), 0, keepdims=False)
+    if jnp.issubdtype(one.dtype, jnp.complexfloating):
+        one = one.real
+    if one.dtype == jnp.bool_:
+        return one.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(one, jnp.dtype(f"uint{8 * one.dtype.itemsize}"))
+
+
+def _reduce(collective: Callable[..., Any], tree: Tree, axis_name: str | None) -> Tree:
+    if not is_bound(axis_name):
+        return tree
+    # Typed as this rank's own first: what is the same on all ranks is then reduced like anything else.
+    return jax.tree.map(lambda leaf: collective(leaf, axis_name), local_parameters(tree, axis_name))
+
+
+def _is_typed(axis_name: str | None) -> bool:
+    """Return whether the axis is one of ``jax.shard_map``; the other kind, of ``jax.vmap``, has no types to change."""
+    return axis_name in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def _as_varying(leaf: Any, axis_name: str) -> jax.Array:
+    array = jnp.asarray(leaf)
+    with contextlib.suppress(ValueError):  # it is already
+        array = jax.lax.pcast(array, axis_name, to="varying")
+    return array
