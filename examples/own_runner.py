@@ -21,7 +21,7 @@ from torch.distributions import Categorical
 from lockstep.core.types import Comm
 from lockstep.distributed import DistributedMixin, moments_of
 from lockstep.envs.torch_env import TorchEnv
-from lockstep.learn.config import TrainConfig
+from lockstep.learn.config import PpoConfig, TrainConfig
 from lockstep.learn.torch.gae import generalised_advantages
 from lockstep.learn.torch.loop import Observer, Status
 
@@ -66,7 +66,7 @@ class Runner(DistributedMixin):  # a runner that can't use several ranks: distri
 
     def loss_of_rollout(self) -> tuple[torch.Tensor, int]:
         """Return the mean loss over this rank's samples of one rollout, and how many they are."""
-        agent = self.config.agent
+        agent = self.config.agent_as(PpoConfig)
         steps = []
         observation = self.env.observations["actor"]
         for _ in range(agent.num_steps_per_env):

@@ -134,6 +134,9 @@ def test_what_is_done_for_the_first_time_may_compile(tmp_path: Path) -> None:
     ]  # fmt: skip
     beats.at_iteration(41)
     assert phases("rollout", "update", "evaluate", "end") == ["rollout", "update", "evaluate", "end"]
+    assert phases("step", "step") == ["compile", "compile"]
+    beats.at_iteration(42)
+    assert phases("step", "evaluate", "step") == ["step", "evaluate", "step"]
 
 
 def test_a_phase_within_another(tmp_path: Path) -> None:
@@ -324,7 +327,7 @@ def test_the_phases_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     training.iterate()
     num_steps = training.config.agent.num_steps_per_env
     num_losses = len(seen) - num_steps
-    assert num_losses > training.config.agent.num_mini_batches  # several chunks in each
+    assert num_losses > training.learner.config.num_mini_batches  # several chunks in each
     assert seen == [("step in compile", 5, True)] * num_steps + [("_loss in compile", 5, True)] * num_losses
     assert read(tmp_path).iteration == 6
     seen.clear()

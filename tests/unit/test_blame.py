@@ -253,3 +253,27 @@ def test_a_process_that_waits_for_another_thing_does_not_wait_for_the_screen(mon
         process.wait()
         os.close(slave)
         os.close(master)
+
+
+def test_a_compiled_iteration_takes_its_time_but_its_process_lives() -> None:
+    waiting: dict[str, Any] = {"phase": "step", "exchange": "device"}
+    for still in (21.0, 599.0):
+        assert blamed(beat(0, still=still, **waiting), beat(1, still=still, **waiting), num_ranks=2) is None
+        assert blamed(beat(0, still=still, **waiting), beat(1, still=still, phase="step"), num_ranks=2) is None
+    verdict = blamed(beat(0, still=601.0, **waiting), beat(1, still=602.0, **waiting), num_ranks=2)
+    assert verdict is not None and not verdict.is_guilty
+    assert verdict.in_words() == "waits for its device, as all ranks do, and nothing has come of it for 601 s"
+    assert where(beat(1, **waiting)) == "in iteration 12, phase step, waiting for its device"
+    assert kind_and_rank(blamed(beat(0, **waiting), beat(1, still=601.0, phase="step"))) == ("stuck", 1)
+    # Its other thread goes on all the while, whatever the device does.
+    silent = beat(1, silent=10.5, still=10.5, **waiting)
+    assert kind_and_rank(blamed(beat(0, **waiting), silent)) == ("silent", 1)
+    assert kind_and_rank(blamed(beat(0, **waiting), silent, pid_101="stopped")) == ("stopped", 1)
+
+
+def test_a_compiled_evaluation_too() -> None:
+    compiled = beat(still=599.0, phase="evaluate", exchange="device")
+    assert blamed(compiled, num_ranks=1) is None
+    assert blamed(beat(still=601.0, phase="evaluate", exchange="device"), num_ranks=1) is not None
+    # One that exchanges something else is run step by step.
+    assert blamed(beat(still=21.0, phase="evaluate", exchange="evaluation"), num_ranks=1) is not None

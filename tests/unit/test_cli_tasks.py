@@ -9,17 +9,18 @@ from lockstep.recipes.catalog import TASKS
 def test_the_table_has_a_line_for_each_task_and_needs_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["task", "engines", "observations", "action", "time", "limit", "description"]
+    assert header.split() == ["task", "algorithms", "engines", "observations", "action", "time", "limit", "description"]
     assert [line.split()[0] for line in lines] == list(TASKS)
-    assert lines[0].split()[1:5] == ["analytic", "4", "1", "continuous"]
-    assert lines[2].split()[1] == "mujoco"
+    assert lines[0].split()[1:7] == ["ppo,", "sac", "analytic", "4", "1", "continuous"]
+    assert lines[2].split()[3:6] == ["mujoco,", "mjx", "(jax)"]
 
 
 def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", "--json"]) == 0
     classic = json.loads(capsys.readouterr().out)[0]
     assert classic["name"] == "cartpole_classic"
-    assert classic["engines"] == ["analytic"]
+    assert classic["engines"] == {"torch": ["analytic"], "jax": ["analytic"]}
+    assert classic["algorithms"] == ["ppo", "sac"]
     assert classic["num_observations"]["actor"] == 4
     assert classic["action"] == {"kind": "continuous", "size": 1}
     assert classic["time_limit_s"] == pytest.approx(10.0)  # 500 steps of 0.02 s

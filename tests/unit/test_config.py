@@ -101,7 +101,7 @@ def overlay_error(tmp_path: Path, content: str | bytes) -> str:
 def test_merge_changes_what_is_given_and_keeps_the_rest() -> None:
     merged = merge(BASE, {"num_envs": 64, "agent": {"gamma": 0.9}, "env": {"max_episode_steps": 7}})
     assert (merged.num_envs, merged.agent.gamma, merged.env.max_episode_steps) == (64, 0.9, 7)
-    assert merged.agent.lam == BASE.agent.lam
+    assert merged.agent.learning_rate == BASE.agent.learning_rate
     assert BASE.num_envs == 512
 
 
@@ -261,6 +261,9 @@ def test_an_empty_overlay_changes_nothing(tmp_path: Path) -> None:
         ("- 1\n", ["expected settings", "[1]"]),
         ("hello\n", ["expected settings", "'hello'"]),
         ("a: 1\n---\nb: 1\n", ["line 2"]),
+        ('max_iterations: !!float ""\n', ["does not fit the tag"]),
+        ("max_iterations: !!bool maybe\n", ["does not fit the tag"]),
+        ("max_iterations: !!timestamp soon\n", ["does not fit the tag"]),
         ("a: !!python/object/apply:os.system ['true']\n", ["line 1", "python"]),
         ("a: 0b_\n", ["not valid YAML"]),
         ("a: \x07\n", ["line 1", "not allowed"]),

@@ -49,7 +49,7 @@ def assert_close(one: Training, other: Training, tolerance: float = 1e-12) -> No
 
 def plain_update(training: Training, samples: Samples) -> dict[str, torch.Tensor]:
     """One step on the whole batch with torch's own distributions, clipping and Adam."""
-    policy, config, batch = copy.deepcopy(training.policy), training.config.agent, samples.batch
+    policy, config, batch = copy.deepcopy(training.policy), training.learner.config, samples.batch
     optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate)
     assert policy.log_std is not None
     means = policy.actor.perceptron(batch.actor_observations)

@@ -1,6 +1,7 @@
 """What a training shows: on a real terminal, in a pipe, and when nobody listens any more."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import termios
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from lockstep.core.progress import Progress
 from lockstep.core.rank_log import RankLog
@@ -196,6 +198,23 @@ def test_missing_numbers_are_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     progress.update({"mean_return": None, "mean_episode_length": float("nan")}, 1, 10, 0, 0.0)
     line = " ".join(capsys.readouterr().out.split())
     assert line == "iteration 1/10 return - length - - steps/s rollout - update - left -"
+
+
+def test_an_iteration_that_is_one_program_is_one_step_and_says_once_how_long_it_compiled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress = Progress("cartpole", None)
+    progress.update({"time/step_mean": 0.012, "time/compile": 26.5}, 1, 10, 0, 0.0)
+    progress.update({"time/step_mean": 0.012, "time/step_min": 0.011, "time/step_max": 0.013}, 2, 10, 0, 1.0)
+    first, second = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert first.endswith("- steps/s step 12.0 ms left - after 26.50 s of compiling")
+    assert second.endswith("- steps/s step 12.0 ms left 0:08")
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(progress._view)
+    panel = console.export_text()
+    assert re.search(r"step +12.0 ms 100%  11 to 13 ms", panel)
+    assert re.search(r"compiling +26.50 s", panel)
+    assert "rollout" not in panel
 
 
 def test_the_time_left_is_that_of_this_process(capsys: pytest.CaptureFixture[str]) -> None:

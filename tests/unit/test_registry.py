@@ -73,9 +73,8 @@ def test_the_catalog_lists_the_tasks_without_loading_them() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
-        ("ml_framework", "jax", "this version of lockstep has torch"),
         ("rl_library", "skrl", "this version of lockstep has lockstep"),
-        ("algorithm", "sac", "this version of lockstep has ppo"),
+        ("algorithm", "dqn", "this version of lockstep has ppo"),
         ("engine", "warp", "task cartpole_balance has auto, mujoco"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.cli.arguments import (
     Arguments,
@@ -16,10 +18,15 @@ from lockstep.cli.arguments import (
 from lockstep.cli.usage import MULTIGPU_HABITS, TRAIN_HABITS, unknown_flag
 from lockstep.core.blame import hang_timeout
 from lockstep.core.errors import UsageError
+from lockstep.core.files import exists, is_file, why_unseen
 from lockstep.core.gpu_mask import Gpu
 from lockstep.launch.devices import visible
 from lockstep.launch.plan import Options, Work
 from lockstep.launch.rendezvous import Nodes, Rendezvous, plan_rendezvous
+
+if TYPE_CHECKING:
+    from lockstep.cli.train_request import Request
+    from lockstep.learn.config import TrainConfig
 
 _NODE_FLAGS = (
     "nnodes",
@@ -80,11 +87,6 @@ def options_of(own: Arguments) -> Options:
     Raises:
         UsageError: a value that can't be.
     """
-    if "coordinator_address" in own.flags:
-        raise UsageError(
-            "--coordinator_address belongs to JAX, which comes in a later version; nodes find one another by "
-            "--master_addr or --rdzv_endpoint"
-        )
     if "num_gpus" in own.flags and "nproc_per_node" in own.flags:
         raise UsageError("--num_gpus and --nproc_per_node are the same; keep one")
     count = own.flags.get("num_gpus", own.flags.get("nproc_per_node"))
@@ -99,6 +101,7 @@ def options_of(own: Arguments) -> Options:
         tee=own.last("tee"),
         log_dir=path_of(own, "log_dir"),
         hang_timeout_s=None if limit is None else hang_timeout(limit, "--hang_timeout"),
+        coordinator_address=own.last("coordinator_address"),
     )
 
 
@@ -109,20 +112,59 @@ def work_of(words: Words, options: Options, gpus: Sequence[Gpu], environment: Ma
         UsageError: whatever is wrong with it.
     """
     if "script" in words.own.flags:
-        return _script(words)
+        return _script(words)  # which may well be one of JAX
     from lockstep.cli.train_request import read
 
     num_ranks = options.num_gpus or len(visible(environment, gpus)) or 1
     rendezvous = plan_rendezvous(options.nodes, "job")
     world_size = num_ranks * rendezvous.num_nodes
-    config = read(words.train, world_size).config
+    request = read(words.train, world_size)
+    config = request.config
+    _require_count(words, options, request)
     return Work(
         words=("-m", "lockstep", "train", *words.train),
         device=config.device,
         has_phases=not config.runner,
-        envs_by_rank=config.envs_by_rank(world_size),
+        envs_by_rank=_envs_by_process(config, world_size),
         fewest_envs=_fewest_envs(words, num_ranks, rendezvous),
+        has_coordinator=_has_coordinator(options, config),
     )
+
+
+def _require_count(words: Words, options: Options, request: "Request") -> None:
+    """Refuse a run that goes on on CPU cores without the number of ranks, in words that know why it is the CPU."""
+    is_of_run = isinstance(request.resume, Path) and all(flag_name(word) != "device" for word in words.train)
+    if options.num_gpus is None and request.config.device == "cpu" and is_of_run:
+        raise UsageError(
+            f"the run {request.resume} has device cpu, where the number of ranks must be given: add --num_gpus N"
+        )
+
+
+def _envs_by_process(config: "TrainConfig", world_size: int) -> tuple[int, ...]:
+    """Return the envs of each process: with JAX it may have several ranks."""
+    from lockstep.session.framework import count_ranks
+
+    num_ranks = count_ranks(config, world_size)
+    shares = config.envs_by_rank(num_ranks)
+    each = num_ranks // world_size
+    return tuple(sum(shares[first : first + each]) for first in range(0, num_ranks, each))
+
+
+def _has_coordinator(options: Options, config: "TrainConfig") -> bool:
+    """Return whether the processes meet at a coordinator of their own.
+
+    Raises:
+        UsageError: they don't, and one is given.
+    """
+    from lockstep.session.framework import FRAMEWORKS
+
+    has_one = FRAMEWORKS.get(config.ml_framework).has_coordinator
+    if options.coordinator_address is not None and not has_one:
+        raise UsageError(
+            f"--coordinator_address belongs to JAX, and this is ml_framework {config.ml_framework}; leave it out "
+            "(nodes find one another by --master_addr or --rdzv_endpoint), or use --ml_framework jax"
+        )
+    return has_one
 
 
 def _fewest_envs(words: Words, num_ranks: int, rendezvous: Rendezvous) -> int | None:
@@ -137,7 +179,7 @@ def _fewest_envs(words: Words, num_ranks: int, rendezvous: Rendezvous) -> int | 
 
     world_size = num_ranks * rendezvous.min_nodes
     try:
-        return sum(read(words.train, world_size).config.envs_by_rank(world_size))
+        return sum(_envs_by_process(read(words.train, world_size).config, world_size))
     except UsageError as error:
         raise UsageError(f"on {world_size} of {rendezvous.count} x {num_ranks} ranks: {error}") from None
 
@@ -152,9 +194,9 @@ def _script(words: Words) -> Work:
     before = parse(words.train, lambda name: Takes.ONE)
     for word in before.positionals:
         raise UsageError(f"unexpected {word!r} before --script; a script's own arguments follow its path")
-    if not path.exists():
-        raise UsageError(f"script {str(path)!r} does not exist; give the path of a Python file")
-    if not path.is_file():
+    if not exists(path):
+        raise UsageError(f"script {str(path)!r} does not exist{why_unseen(path)}; give the path of a Python file")
+    if not is_file(path):
         raise UsageError(f"script {str(path)!r} is no file; give the path of a Python file")
     name = str(path)
     return Work(

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.cli.arguments import Takes, asks_for_help, parse, switched_on
 from lockstep.cli.usage import TASKS_HELP, unexpected_word, unknown_flag
 from lockstep.core.registry import load
-from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.catalog import ALGORITHMS, TASKS, engines_of, recipe_of
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,11 +31,12 @@ def main(argv: Sequence[str]) -> int:
 def describe(name: str) -> dict[str, Any]:
     """Return what there is to know of a task before training it; sizes are numbers of floats or of choices."""
     entry = TASKS.get(name)
-    config = load(entry.recipe)()
+    config = recipe_of(name)
     task = load(entry.task)(config.env)
     return {
         "name": name,
-        "engines": list(entry.engines),
+        "engines": {framework: list(engines_of(name, framework)) for framework in ALGORITHMS},
+        "algorithms": list(entry.recipes),
         "num_observations": dict(task.num_observations),
         "action": {"kind": task.action_space.kind, "size": task.action_space.size},
         "max_episode_steps": config.env.max_episode_steps,
@@ -57,13 +58,14 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 
     terminal = sys.stdout.isatty()
     table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
-    for column in ("task", "engines", "observations", "action", "time limit", "description"):
+    for column in ("task", "algorithms", "engines", "observations", "action", "time limit", "description"):
         table.add_column(column, no_wrap=not terminal)
     for row in rows:
         action = row["action"]
         table.add_row(
             row["name"],
-            ", ".join(row["engines"]),
+            ", ".join(row["algorithms"]),
+            _shown(row["engines"]),
             str(row["num_observations"]["actor"]),
             f"{action['size']} {action['kind']}",
             f"{row['time_limit_s']:g} s",
@@ -71,3 +73,10 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
         )
     # A pipe or file has no width: let the rows be as long as they are.
     Console(markup=False, highlight=False, width=None if terminal else 500).print(table)
+
+
+def _shown(engines: dict[str, list[str]]) -> str:
+    """Return the engines of all frameworks, and of those that one alone has, which."""
+    names = dict.fromkeys(name for known in engines.values() for name in known)
+    where = {name: [framework for framework, known in engines.items() if name in known] for name in names}
+    return ", ".join(name if len(where[name]) == len(engines) else f"{name} ({where[name][0]})" for name in names)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from lockstep.core.registry import load
-from lockstep.learn.config import TrainConfig
-from lockstep.recipes.catalog import TASKS
+from lockstep.cli.arguments import flag_name
+from lockstep.learn.config import AGENTS, TrainConfig
+from lockstep.recipes.catalog import DEFAULT_ALGORITHM, TASKS, engines_of, recipe_of
 
 
 def _own(metavar: str, help_text: str) -> Any:
@@ -43,22 +43,29 @@ class _Options:
 
 
 def print_help(argv: Sequence[str]) -> None:
-    """Print the help for the task named in ``argv``, or for any task.
+    """Print the help for the task and the algorithm named in ``argv``, or for any task.
 
     Raises:
-        UsageError: the task is not known.
+        UsageError: the task is not known, or has no recipe for the algorithm.
     """
     task = _task_in(argv)
+    algorithm = _value_of("algorithm", argv) or DEFAULT_ALGORITHM
     if task is None:
-        config = TrainConfig(task="TASK")
+        config = TrainConfig(task="TASK", algorithm=algorithm if algorithm in AGENTS else DEFAULT_ALGORITHM)
         description = (
-            f"Train a policy. Tasks: {', '.join(TASKS)}. Defaults depend on the task, and a task has settings of its "
-            "own: 'lockstep train TASK --help' shows them."
+            f"Train a policy. Tasks: {', '.join(TASKS)}. Defaults depend on the task and the algorithm, and both have "
+            "settings of their own: 'lockstep train TASK --algorithm A --help' shows them."
         )
     else:
-        entry = TASKS.get(task)
-        config = load(entry.recipe)()
-        description = f"Train a policy on {task}: {entry.description}. Engines: {', '.join(entry.engines)}."
+        config = recipe_of(task, algorithm)
+        framework = _value_of("ml_framework", argv) or config.ml_framework
+        engines = ", ".join(engines_of(task, framework))
+        others = [name for name in TASKS.get(task).recipes if name != algorithm]
+        more = f" --algorithm {' or '.join(others)} has settings of its own." if others else ""
+        description = (
+            f"Train a policy on {task} by {algorithm}: {TASKS.get(task).description}. Engines with {framework}: "
+            f"{engines}.{more}"
+        )
     with contextlib.suppress(SystemExit):  # tyro exits after printing
         tyro.cli(
             _Options,
@@ -73,11 +80,18 @@ def print_help(argv: Sequence[str]) -> None:
 
 def _task_in(argv: Sequence[str]) -> str | None:
     """Return the task even from a command line that is not finished yet."""
-    for before, word in pairwise(["", *argv]):
-        if before == "--task" and not word.startswith("-"):
-            return word
-        if word.startswith("--task="):
-            return word.removeprefix("--task=")
+    if task := _value_of("task", argv):
+        return task
     if argv and not argv[0].startswith("-"):
         return argv[0]
     return next((word for word in argv if word in TASKS), None)
+
+
+def _value_of(flag: str, argv: Sequence[str]) -> str | None:
+    """Return what a flag is given, however it is spelled."""
+    for before, word in pairwise(["", *argv]):
+        if flag_name(before) == flag and "=" not in before and not word.startswith("-"):
+            return word
+        if flag_name(word) == flag and "=" in word:
+            return word.partition("=")[2]
+    return None

@@ -17,14 +17,13 @@ from lockstep.cli.arguments import (
     value_of,
 )
 from lockstep.cli.usage import TRAIN_HABITS, unexpected_word, unknown_flag
-from lockstep.core.config import check_names, combine, groups, load_overlay, merge, settings
+from lockstep.core.config import check_names, combine, groups, load_overlay, merge, settings, show
 from lockstep.core.errors import UsageError
-from lockstep.core.registry import load
 from lockstep.distributed import topology
-from lockstep.learn.config import TrainConfig, deal, envs_of_run, ranks_of_run, split_evenly
-from lockstep.recipes.catalog import TASKS, check_distributed, check_offered
+from lockstep.learn.config import TrainConfig, deal, envs_of_run, ranks_of_run
+from lockstep.recipes.catalog import DEFAULT_ALGORITHM, TASKS, check_distributed, check_offered, recipe_of
 from lockstep.session.attempts import Resume, run_of_launch, ways_to_start
-from lockstep.session.runner import check_runner
+from lockstep.session.framework import count_ranks, framework_of
 
 # The command's own flags; all others are settings of TrainConfig.
 _OWN_FLAGS = {
@@ -54,7 +53,8 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
 
     Args:
         argv: the words after the command.
-        world_size: ranks of the job; None for the job that this process is in.
+        world_size: processes of the job; None for the job that this process is in. With torch each is a rank, with
+            JAX each of its devices.
 
     Raises:
         UsageError: whatever is wrong, in one line.
@@ -69,7 +69,7 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
     resume = _run_to_resume(first_look, overlay, task)
     run = _config_of_run(resume, task) if isinstance(resume, Path) else {}
     base = {name: value for name, value in run.items() if name not in _INFORMATIONAL}
-    config = _recipe(run["task"] if run else task)
+    config = _recipe(run["task"] if run else task, _algorithm(first_look, overlay, run))
 
     arguments = parse(argv, _lookup(config), _REPEATABLE, TASKS)
     _task(arguments, overlay)  # words that the first look gave to a flag may be left over now
@@ -79,17 +79,18 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
     if world_size is None:
         world_size = topology.from_environment().world_size
     values = combine(combine(base, overlay), flags)
-    total_envs = _total_envs(arguments, run, overlay, world_size)
+    num_ranks = world_size * _devices_of_process(values, config, world_size)
+    total_envs = _total_envs(arguments, run, overlay, num_ranks)
     if total_envs is not None:
-        values = combine(values, {"num_envs": _shares(total_envs, world_size, values, config, is_new=not run)})
+        values = combine(values, {"num_envs": _shares(total_envs, num_ranks, values, config, is_new=not run)})
     config = merge(config, values)
-    _check_envs_of_run(config, run, world_size)
     check_offered(config)
+    _check_envs_of_run(config, run, num_ranks)
     _check_distributed(arguments, world_size)
     checkpoint = path_of(arguments, "checkpoint")
-    check_distributed(config, world_size)
-    for way in ways_to_start(checkpoint, resume):
-        check_runner(config, world_size, starts_from=way)
+    check_distributed(config, num_ranks)
+    for way in ways_to_start(checkpoint, resume) if config.runner else ():
+        framework_of(config).check_runner(config, world_size, starts_from=way)
     return Request(config, checkpoint, resume)
 
 
@@ -135,11 +136,28 @@ def _task(arguments: Arguments, overlay: Mapping[str, Any]) -> str | None:
     return None if task is None else TASKS.get(str(task)).name
 
 
-def _recipe(task: str | None) -> TrainConfig:
+def _recipe(task: str | None, algorithm: str = DEFAULT_ALGORITHM) -> TrainConfig:
     if task is None:
         raise UsageError(f"no task is given; write lockstep train TASK, one of {', '.join(TASKS)}")
-    config: TrainConfig = load(TASKS.get(task).recipe)()
-    return config
+    return recipe_of(task, algorithm)
+
+
+def _algorithm(arguments: Arguments, overlay: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """Return the algorithm, which decides on the recipe; a run goes on with its own.
+
+    Raises:
+        UsageError: another one is asked for than the run has.
+    """
+    given = next((name for name in (arguments.last("algorithm"), overlay.get("algorithm")) if name is not None), None)
+    if not run:
+        return DEFAULT_ALGORITHM if given is None else str(given)
+    algorithm = str(run.get("algorithm", DEFAULT_ALGORITHM))
+    if given is not None and given != algorithm:
+        raise UsageError(
+            f"the run has algorithm {algorithm}, not {show(given)}; a run resumes with the algorithm it had (to change "
+            "it, start a new run)"
+        )
+    return algorithm
 
 
 def _run_to_resume(arguments: Arguments, overlay: Mapping[str, Any], task: str | None) -> Resume:
@@ -179,6 +197,13 @@ def _settings_in(arguments: Arguments, config: TrainConfig) -> dict[str, Any]:
     return nested({name: value_of(known[name], words) for name, words in arguments.flags.items() if name in known})
 
 
+def _devices_of_process(values: Mapping[str, Any], recipe: TrainConfig, world_size: int) -> int:
+    """Return how many ranks each process will be."""
+    names = ("ml_framework", "device", "num_devices", "enable_multi_devices")
+    config = merge(recipe, {name: values[name] for name in names if name in values})
+    return count_ranks(config, world_size) // world_size
+
+
 def _total_envs(
     arguments: Arguments, run: Mapping[str, Any], overlay: Mapping[str, Any], world_size: int
 ) -> int | None:
@@ -212,17 +237,16 @@ def _check_envs_of_run(config: TrainConfig, run: Mapping[str, Any], world_size: 
 
 
 def _shares(total_envs: int, world_size: int, values: Mapping[str, Any], recipe: TrainConfig, is_new: bool) -> Any:
-    agent = values.get("agent")
-    block = agent.get("num_mini_batches") if isinstance(agent, Mapping) else None
-    if block is None:
-        block = recipe.agent.num_mini_batches
-    block = number("agent.num_mini_batches", [str(block)], minimum=1)
-    if is_new and 0 in split_evenly(total_envs, world_size, block):
+    given = values.get("agent")
+    agent = merge(recipe.agent, given, inside="agent") if isinstance(given, Mapping) else recipe.agent
+    block = agent.env_block(total_envs)
+    shares = deal(total_envs, world_size, agent)
+    if is_new and isinstance(shares, list) and 0 in shares:
         raise UsageError(
             f"total_envs {total_envs} leaves some of {world_size} ranks without envs, as they come in blocks of "
-            f"agent.num_mini_batches {block}; use --total_envs {world_size * block} or more, or fewer ranks"
+            f"{block} ({agent.block_setting()}); use --total_envs {world_size * block} or more, or fewer ranks"
         )
-    return deal(total_envs, world_size, block)
+    return shares
 
 
 def _check_distributed(arguments: Arguments, world_size: int) -> None:

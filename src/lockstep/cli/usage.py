@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from lockstep.core.config import suggestion
+from lockstep.core.config import show, suggestion
 from lockstep.core.errors import UsageError
 
 PLAY_HELP = """\
@@ -43,6 +43,9 @@ several nodes, the same command on each, in one of two ways:
   --nnodes MIN:MAX     with --rdzv_*: start on at least MIN nodes, go on (with --max_restarts) when one is lost, and
                        take in one that comes later; the envs of the whole job stay as many
   --local_addr A       the address under which the other nodes reach this one
+  --coordinator_address HOST:PORT
+                       JAX only, the same on every node: where process 0 keeps JAX's service (default: on a free port,
+                       which the others are told)
 
 what the ranks print (local rank 0 is on the screen, the others are kept in a temporary folder until a clean end):
   --log_all_ranks      show all ranks, each line with its rank
@@ -83,7 +86,8 @@ limit; or show how a run and its job are getting on. What follows -- is checked 
 TASKS_HELP = """\
 usage: lockstep tasks [--json]
 
-List the tasks: engines (the default first), sizes of the actor's observation and of the action, time limit.
+List the tasks: algorithms and engines (the default first; some with one framework alone), sizes of the actor's
+observation and of the action, time limit.
 
   --json   print a JSON list and nothing else
 """
@@ -93,7 +97,7 @@ _NOT_YET = {
     **dict.fromkeys(
         ("num_gpus", "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "multi_gpu"),
         "lockstep train runs one process; several GPUs are lockstep train_multigpu TASK --num_gpus N, with the same "
-        "flags otherwise",
+        "flags otherwise (with --ml_framework jax one process takes all of them, or --num_devices N)",
     ),
 }
 
@@ -114,8 +118,9 @@ TRAIN_HABITS = {
     **dict.fromkeys(("n_envs", "num_environments", "envs"), "the number of envs is --num_envs N"),
     **dict.fromkeys(("env_id", "env_name", "task_name"), "the task is --task T"),
     **dict.fromkeys(("lr", "step_size"), "the learning rate is --agent.learning_rate X"),
+    **dict.fromkeys(("algo", "alg", "agent_type"), "the algorithm is --algorithm ppo or sac"),
     **dict.fromkeys(("wandb", "use_wandb", "track"), "use --logger wandb"),
-    **dict.fromkeys(("framework", "backend"), "the framework is --ml_framework torch"),
+    **dict.fromkeys(("framework", "backend"), "the framework is --ml_framework torch or jax"),
     **dict.fromkeys(("physics_engine", "sim", "simulator", "physics"), "the physics engine is --engine E"),
     **dict.fromkeys(("name", "tag"), "a run's name is --run_name R"),
     "config_name": "use --config overlay.yaml",
@@ -127,7 +132,7 @@ _OWN_PORT = "a job on one node always has a rendezvous and a port of its own; le
 _SCREENS = "local rank 0 is on the screen; --log_all_ranks, --tee 3 and --log_dir D show or keep more"
 
 MULTIGPU_HABITS = {
-    **dict.fromkeys(("gpus", "ngpus", "n_gpus", "num_devices", "n_devices", "num_processes", "nproc", "np"), _GPUS),
+    **dict.fromkeys(("gpus", "ngpus", "n_gpus", "n_devices", "num_processes", "nproc", "np"), _GPUS),
     **dict.fromkeys(("gpu_ids", "gpu_id", "device_ids", "devices", "gpu"), _CHOICE),
     **dict.fromkeys(("standalone", "multi_gpu"), _OWN_PORT),
     **dict.fromkeys(("redirects", "local_ranks_filter", "show_logs"), _SCREENS),
@@ -200,5 +205,5 @@ def unexpected_word(word: str) -> UsageError:
     """Return the error for a word that belongs to no flag; ``agent.gamma=0.9`` gets the mend."""
     name, equals, value = word.partition("=")
     if equals and name:
-        return UsageError(f"unexpected {word!r}; settings are flags: --{name.lstrip('+~')} {value}")
-    return UsageError(f"unexpected {word!r}; every value belongs to a flag, as in --run logs/<task>/<run>")
+        return UsageError(f"unexpected {show(word)}; settings are flags: --{name.lstrip('+~')} {value}")
+    return UsageError(f"unexpected {show(word)}; every value belongs to a flag, as in --run logs/<task>/<run>")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-Phase = Literal["start", "compile", "rollout", "update", "evaluate", "save", "end"]
+Phase = Literal["start", "compile", "rollout", "update", "step", "evaluate", "save", "end"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 FILE_PREFIX = "beat_"
 """How the names of the files begin; the rank follows."""
@@ -28,7 +28,7 @@ DEVICE = "device"
 """What a rank notes as the exchange when it waits for its device, which may wait for other ranks."""
 
 _OUTER: tuple[Phase, ...] = ("start", "end")
-_MAY_COMPILE: tuple[Phase, ...] = ("rollout", "update", "evaluate")
+_MAY_COMPILE: tuple[Phase, ...] = ("rollout", "update", "step", "evaluate")
 
 _HEAD = struct.Struct("@8sIIqdq")  # magic, rank, restart, pid, alive_s, count of notes
 _NOTE = struct.Struct("@dqq?15s56s")  # moved_s, iteration, number of exchanges, is behind others, phase, exchange
@@ -225,7 +225,8 @@ def training() -> Iterator[None]:
 def enter(phase: Phase) -> None:
     """Note that the main thread enters a phase, or moves on in it.
 
-    The first rollout, update and evaluation of a process count as ``compile``: there kernels may be built.
+    ``step`` is an iteration that is one compiled program. The first rollout, update, step and evaluation of a process
+    count as ``compile``: there kernels may be built.
     """
     if _writer is not None:
         _writer.enter(phase)

@@ -24,9 +24,11 @@ DEFAULT_HANG_S = 20.0
 _SILENT_S = 10.0
 _MIN_SILENT_S = 3.0
 """A rank gives a sign of life every second, if a busy host lets it."""
-_SLOW_PHASES: tuple[Phase, ...] = ("compile", "save")
+_SLOW_PHASES: tuple[Phase, ...] = ("compile", "step", "save")
 _SLOW_FACTOR = 30.0
-"""Compilers and disks may be silent for long, and hold Python's lock meanwhile."""
+"""Compilers and disks take long without a word, and so does an iteration that is one compiled program."""
+_LOCK_PHASES: tuple[Phase, ...] = ("compile", "save")
+"""Where Python's lock may be held for long, so that no thread gives a sign of life."""
 _OUTER_PHASES: tuple[Phase, ...] = ("start", "end")
 
 Kind = Literal["stopped", "silent", "stuck", "parted"]
@@ -273,7 +275,7 @@ def _judge_one(
     if is_silent and state == "stopped":
         return Verdict(beat.rank, beat.pid, "stopped", silent_s, beat)
     # An import or a compiler may keep every other thread of its process from running.
-    may_be_slow = beat.phase in (*_SLOW_PHASES, *_OUTER_PHASES)
+    may_be_slow = beat.phase in (*_LOCK_PHASES, *_OUTER_PHASES)
     if is_silent and silent_s >= (limits.hang_s * _SLOW_FACTOR if may_be_slow else 0.0):
         return Verdict(beat.rank, beat.pid, "silent", silent_s, beat, in_disk=state == "disk")
     # A network file system may be away for minutes. It comes back, and until then no signal would end the process.
@@ -282,13 +284,19 @@ def _judge_one(
     return None
 
 
+def _device_s(beat: Beat, limits: Limits) -> float:
+    """Return how long a rank may wait where all do; an evaluation on a device is one compiled program, as a step is."""
+    is_compiled = beat.phase == "evaluate" and beat.exchange == DEVICE
+    return limits.stuck_s("step" if is_compiled else beat.phase)
+
+
 def _judge_all(
     beats: Iterable[Beat], now_s: float, limits: Limits, state_of: Callable[[int], ProcessState]
 ) -> Verdict | None:
     """Return the odd one out if all ranks of a job wait for others, and none has moved for long."""
     ranks = sorted(beats, key=lambda beat: beat.rank)
     still_s = min(now_s - beat.moved_s for beat in ranks)
-    if not all(beat.exchange for beat in ranks) or still_s < max(limits.stuck_s(beat.phase) for beat in ranks):
+    if not all(beat.exchange for beat in ranks) or still_s < max(_device_s(beat, limits) for beat in ranks):
         return None
     if any(state_of(beat.pid) in ("gone", "traced", "stopped", "screen") for beat in ranks):
         return None

@@ -63,16 +63,22 @@ def combine(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any
     return combined
 
 
-def merge(config: ConfigT, overrides: Mapping[str, Any]) -> ConfigT:
+def merge(config: ConfigT, overrides: Mapping[str, Any], inside: str = "") -> ConfigT:
     """Return ``config`` with ``overrides`` (nested by group) laid over it, validated.
 
     A group keeps the type of its current value, so the settings of a task's own ``EnvConfig`` stay known.
 
+    Args:
+        config: what is below.
+        overrides: what is laid over it.
+        inside: the group that ``config`` is, such as ``agent``, by which messages name its settings.
+
     Raises:
         UsageError: an unknown setting (with the nearest known one) or a value that is not allowed.
     """
-    check_names(config, overrides)
-    return _merged(config, overrides, "")
+    prefix = f"{inside}." if inside else ""
+    _check_names(config, overrides, prefix, [f"{prefix}{name}" for name in (*settings(config), *groups(config))])
+    return _merged(config, overrides, prefix)
 
 
 def check_names(config: Config, overrides: Mapping[str, Any]) -> None:
@@ -126,6 +132,8 @@ def load_overlay(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{source} line {line}: the character {error.character!r} is not allowed in YAML") from None
     except RecursionError:
         raise UsageError(f"{source}: nested too deeply to be a config") from None
+    except (LookupError, AttributeError):  # from PyYAML's constructors, of what a tag such as !!bool is put before
+        raise UsageError(f"{source}: a value does not fit the tag (!!...) before it; leave the tag out") from None
     except (ValueError, OverflowError, yaml.YAMLError) as error:  # PyYAML lets a malformed number through to int()
         raise UsageError(f"{source}: a value is not valid YAML: {_one_line(str(error))}") from None
     if values is None:

@@ -2,14 +2,16 @@
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from lockstep.core.errors import RunError
+from lockstep.core.errors import RunError, UsageError
 
 TEMPORARY_PREFIX = ".tmp-"
 """How the names of unfinished files begin; see ``remove_leftovers``."""
@@ -26,6 +28,83 @@ _MENDS = {
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
+
+
+MAX_JSON_BYTES = 64 * 2**20
+"""More than ``run.json`` has after a thousand starts of a hundred ranks."""
+
+
+# What pathlib asks raises, before Python 3.12, for a folder without permission and for a name that is too long.
+def exists(path: Path | str) -> bool:
+    """Return whether something is there, as far as this user can see."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_file(path: Path | str) -> bool:
+    """Return whether a regular file is there, as far as this user can see."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path | str) -> bool:
+    """Return whether a folder is there, as far as this user can see."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def why_unseen(path: Path | str) -> str:
+    """Return `` (permission denied)`` or the like where that is why nothing is to be seen; "" if nothing is there."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return ""
+    except OSError as error:
+        return f" ({(error.strerror or str(error)).lower()})"
+    return ""
+
+
+def require_place(name: str, path: Path) -> None:
+    """Refuse the absolute path of a folder that can't be made, or not be written to.
+
+    Args:
+        name: of the flag by which it is given.
+        path: where it is to be, or is.
+
+    Raises:
+        UsageError: it can't.
+    """
+    there = next(folder for folder in (path, *path.parents) if exists(folder))
+    if not is_folder(there):
+        raise UsageError(f"{name} {path} can't be made, since {there} is no folder; choose another --{name}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"{name} {path} can't be written, since {there} is not writable; choose another --{name}")
+    # The first folder that is missing hides whether the names below it are too long.
+    for new in [*(there / part for part in path.relative_to(there).parts), path]:
+        try:
+            new.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"{name} {path} can't be made ({reason}); choose another --{name}") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no whole JSON, no regular file (one that never ends, say), or too large or too deep for a
+            run's.
+    """
+    if exists(path) and not is_file(path):
+        raise ValueError(f"{path} is no regular file")
+    with path.open("rb") as file:
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise ValueError(f"{path} has more than {MAX_JSON_BYTES >> 20} MiB")
+    try:
+        return json.loads(content.decode())
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
 
 
 def explain(error: OSError, path: Path) -> str:
@@ -51,34 +130,54 @@ def replace_atomic(path: Path, write: Callable[[Path], object], durable: bool = 
         RunError: the system refused to write (full disk, no permission, ...); the old content is untouched.
         Exception: whatever ``write`` raises, likewise.
     """
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{path.name}")
-    try:
-        try:
-            write(temporary)
-        except Exception:
-            # Some libraries hide a full disk behind an error of their own (torch.save: "unexpected pos").
-            _check_that_it_can_grow(temporary)
-            raise
+    with unfinished(path) as temporary:
+        write(temporary)
         if durable:
             sync(temporary)
         temporary.replace(path)
         if durable:
             sync(path.parent)
+
+
+@contextlib.contextmanager
+def unfinished(path: Path, folder: Path | None = None) -> Iterator[Path]:
+    """Yield a path in the folder of ``path``, where the new content is made; what is left there is removed.
+
+    Args:
+        path: what a refusal of the system is told of.
+        folder: the same, if it is a folder that was made and not a file.
+
+    Raises:
+        RunError: the system refused to write, also where a library has hidden that behind an error of its own.
+    """
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{path.name}")
+    try:
+        try:
+            yield temporary
+        except Exception:
+            # Some libraries hide a full disk behind an error of their own (torch.save: "unexpected pos").
+            _check_that_it_can_grow(temporary)
+            raise
     except OSError as error:
-        raise RunError(explain(error, path)) from error
+        raise RunError(explain(error, folder if folder is not None and temporary.is_dir() else path)) from error
     finally:
+        if temporary.is_dir() and not temporary.is_symlink():
+            shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def _check_that_it_can_grow(path: Path) -> None:
-    """Raise ``OSError`` if the system takes no further 64 KiB at the end of a file."""
-    if path.is_file():
-        with path.open("ab", buffering=0) as file:
-            rest = memoryview(bytes(65536))
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
+    """Raise ``OSError`` if the system takes no further 64 KiB at the end of a file, or in a folder."""
+    if path.is_dir():
+        path = path / "probe"
+    elif not path.is_file():
+        return
+    with path.open("ab", buffering=0) as file:
+        rest = memoryview(bytes(65536))
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
 
 
 def replace_link(path: Path, target: str) -> None:
@@ -102,6 +201,14 @@ def remove_leftovers(folder: Path) -> None:
         else:
             with contextlib.suppress(OSError):
                 leftover.unlink()
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until a folder and everything in it is on the disk."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(parent) / name)
+        sync(Path(parent))
 
 
 def sync(path: Path) -> None:

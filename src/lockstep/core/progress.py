@@ -142,6 +142,7 @@ class _View:
     evaluation: tuple[int, float] | None = None
     num_diverged: int = 0
     diverged_at: int = 0
+    compile_s: float | None = None
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     times: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=50))
 
@@ -153,6 +154,8 @@ class _View:
             self.returns.append(mean_return)
         if (evaluation := self.number("eval/mean_return")) is not None:
             self.evaluation = iteration, evaluation
+        if (compile_s := self.number("time/compile")) is not None:
+            self.compile_s = compile_s
         if num_diverged := self.number("num_diverged"):
             self.num_diverged += int(num_diverged)
             self.diverged_at = iteration
@@ -176,15 +179,20 @@ class _View:
             f"return {_decimal(self.number('mean_return')):>8}",
             f"length {_decimal(self.number('mean_episode_length')):>7}",
             f"{_quantity(self.number('steps_per_s')):>7} steps/s",
-            f"rollout {_seconds(self.number('time/rollout_mean')):>7}",
-            f"update {_seconds(self.number('time/update_mean')):>7}",
+            *(f"{phase} {_seconds(self.number(f'time/{phase}_mean')):>7}" for phase in self.phases()),
             f"left {_duration(self.remaining_s()):>7}",
         ]
         if (evaluation := self.number("eval/mean_return")) is not None:
             parts.append(f"evaluation {_decimal(evaluation)}")
+        if (compile_s := self.number("time/compile")) is not None:
+            parts.append(f"after {_seconds(compile_s)} of compiling")
         if num_diverged := self.number("num_diverged"):
             parts.append(_diverged(int(num_diverged)))
         return "  ".join(parts)
+
+    def phases(self) -> tuple[str, ...]:
+        """Return the parts of an iteration that its time is told of: one, if it is one compiled program."""
+        return ("step",) if "time/step_mean" in self.metrics else ("rollout", "update")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         body: list[RenderableType] = [self._head(options), "", self._numbers(options)]
@@ -230,11 +238,11 @@ class _View:
         ranges = not _WIDE <= options.max_width < _ROOMY
         speed = [
             ("steps/s", _quantity(self.number("steps_per_s")), "bold"),
-            ("rollout", self._share("rollout", ranges), ""),
-            ("update", self._share("update", ranges), ""),
+            *((phase, self._share(phase, ranges), "") for phase in self.phases()),
             *([("wait", self._share("wait", ranges), "")] if self.number("time/wait_max") else []),
             ("env steps", _quantity(self.env_steps), ""),
             ("elapsed", _duration(self.wall_s), ""),
+            *([("compiling", _seconds(self.compile_s), "")] if self.compile_s is not None else []),
         ]
         wide = options.max_width >= _WIDE
         if wide and len(self.returns) > 1 and not options.ascii_only:
@@ -260,7 +268,7 @@ class _View:
 
     def _share(self, phase: str, ranges: bool) -> str:
         """Return a phase's seconds per iteration, its share of all phases, and what it was on the ranks."""
-        times = {name: self.number(f"time/{name}_mean") or 0.0 for name in ("rollout", "update", "wait")}
+        times = {name: self.number(f"time/{name}_mean") or 0.0 for name in (*self.phases(), "wait")}
         total = sum(times.values())
         if not total:
             return "-"

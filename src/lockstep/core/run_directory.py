@@ -5,7 +5,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -17,9 +16,27 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from lockstep.core import metrics
+from lockstep.core.checkpoint_files import (
+    checkpoints_of,
+    newest_checkpoint,
+    remove_checkpoint,
+    replace_checkpoint,
+    restore_aside,
+)
 from lockstep.core.curve import draw_curve
 from lockstep.core.errors import RunError, UsageError
-from lockstep.core.files import explain, remove_leftovers, replace_atomic, replace_link, sync, write_atomic
+from lockstep.core.files import (
+    exists,
+    explain,
+    is_file,
+    is_folder,
+    read_json,
+    remove_leftovers,
+    replace_link,
+    sync,
+    why_unseen,
+    write_atomic,
+)
 from lockstep.core.progress import Progress
 from lockstep.core.rank_log import RankLog
 from lockstep.core.saves import BackgroundSaver
@@ -28,7 +45,6 @@ Status = Literal["running", "finished", "failed", "preempted", "interrupted"]
 
 _UNPUBLISHED_PREFIX = ".new-"
 _ABANDONED_AFTER_S = 60.0
-_CHECKPOINT_NAME = re.compile(r"model_(\d+)(\.pt)?")
 
 
 class RunInUseError(UsageError):
@@ -44,7 +60,7 @@ class RunDirectory:
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path = path
         self._lock = lock
-        self._checkpoint = _newest_checkpoint(path)
+        self._checkpoint = newest_checkpoint(path)
 
     @classmethod
     def create(
@@ -90,10 +106,14 @@ class RunDirectory:
             UsageError: not a run directory, no permission, or another process is training in it.
         """
         path = check_run_directory(path)
+        for name in ("progress.json", "metrics.jsonl"):
+            if exists(path / name) and not is_file(path / name):
+                raise UsageError(f"{path / name} is no regular file; move it away, or resume another run")
         try:
             lock = _lock(path)
             for folder in (path / "checkpoints", path / "ranks"):
                 folder.mkdir(exist_ok=True)  # somebody may have tidied up
+            restore_aside(path / "checkpoints")
             for folder in (path, path / "checkpoints"):
                 remove_leftovers(folder)
         except OSError as error:
@@ -112,7 +132,7 @@ class RunDirectory:
 
         ``attempt`` is what else is to be noted of it; its ``launch_id`` is the run's from now on.
         """
-        run = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        run = read_json(self.path / "run.json")
         attempts = run.get("attempts")
         new = _attempt(ranks, attempt)
         run["attempts"] = [*(attempts if isinstance(attempts, list) else []), new]
@@ -124,7 +144,7 @@ class RunDirectory:
     def named_checkpoint(self) -> str | None:
         """The checkpoint that ``progress.json`` names, whether or not it is still there."""
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            name = json.loads((self.path / "progress.json").read_text(encoding="utf-8"))["checkpoint"]
+            name = read_json(self.path / "progress.json")["checkpoint"]
             return None if name is None else str(name)
         return None
 
@@ -166,17 +186,17 @@ class RunDirectory:
         return checkpoints_of(self.path)
 
     def save_checkpoint(self, iteration: int, write: Callable[[Path], object], keep: int = 5) -> Path:
-        """Let ``write`` make ``checkpoints/model_<iteration>.pt`` (at the temporary path it is given), point
-        ``latest`` to it, then remove all but the ``keep`` newest. A kill at any instant leaves a loadable latest."""
-        path = self.path / "checkpoints" / f"model_{iteration}.pt"
+        """Let ``write`` make ``checkpoints/model_<iteration>.pt``, or a folder without the ``.pt`` (at the temporary
+        path it is given), point ``latest`` to it, then remove all but the ``keep`` newest. A kill at any instant leaves
+        a loadable latest."""
+        folder = self.path / "checkpoints"
         with contextlib.suppress(OSError):
-            path.parent.mkdir(exist_ok=True)  # somebody may have tidied up
-        replace_atomic(path, write)
-        replace_link(path.with_name("latest"), path.name)  # without it the newest file counts
+            folder.mkdir(exist_ok=True)  # somebody may have tidied up
+        path = replace_checkpoint(folder / f"model_{iteration}", write)
+        replace_link(folder / "latest", path.name)  # without it the newest file counts
         self._checkpoint = path
         for old in [checkpoint for checkpoint in self.checkpoints() if checkpoint != path][max(keep - 1, 0) :]:
-            with contextlib.suppress(OSError):  # one too many does no harm
-                old.unlink()
+            remove_checkpoint(old)  # one too many does no harm
         return path
 
     def saver(self, keep: int, saved: Callable[[], object]) -> BackgroundSaver:
@@ -184,13 +204,12 @@ class RunDirectory:
         return BackgroundSaver(lambda iteration, write: self.save_checkpoint(iteration, write, keep), saved)
 
     def save_failure(self, iteration: int, write: Callable[[Path], object]) -> Path | None:
-        """Let ``write`` make ``failure_<iteration>.pt``, apart from the checkpoints; None if the disk refuses."""
-        path = self.path / f"failure_{iteration}.pt"
+        """Let ``write`` make ``failure_<iteration>.pt``, or a folder without the ``.pt``, apart from the checkpoints;
+        return where it is, None if the disk refuses."""
         try:
-            replace_atomic(path, write)
+            return replace_checkpoint(self.path / f"failure_{iteration}", write)
         except RunError:
             return None
-        return path
 
     def write_progress(
         self,
@@ -229,15 +248,15 @@ class RunDirectory:
 def check_run_directory(path: Path | str) -> Path:
     """Return ``path`` if it is a run directory, to read from; otherwise raise ``UsageError``."""
     path = Path(path)
-    if path.is_file():
+    if is_file(path):
         raise UsageError(f"{path} is a file, not a run directory; a checkpoint is given with --checkpoint")
-    if not path.is_dir():
-        raise UsageError(f"there is no run directory {path}; runs are <log_root>/<task>/<time>")
-    missing = [name for name in ("config.yaml", "run.json") if not (path / name).is_file()]
+    if not is_folder(path):
+        raise UsageError(f"there is no run directory {path}{why_unseen(path)}; runs are <log_root>/<task>/<time>")
+    missing = [name for name in ("config.yaml", "run.json") if not is_file(path / name)]
     if missing:
         raise UsageError(f"{path} is not a run directory: it has no {missing[0]}; runs are <log_root>/<task>/<time>")
     try:
-        whole = isinstance(json.loads((path / "run.json").read_text(encoding="utf-8")), dict)
+        whole = isinstance(read_json(path / "run.json"), dict)
     except OSError as error:
         raise UsageError(f"can't read {path}/run.json: {error.strerror}; make it readable") from error
     except ValueError:
@@ -247,23 +266,24 @@ def check_run_directory(path: Path | str) -> Path:
     return path
 
 
-def mark_failed(path: Path, reason: str, consequences: tuple[str, ...] = ()) -> bool:
+def mark_failed(path: Path, reason: str, consequences: tuple[str, ...] = (), status: Status = "failed") -> bool:
     """Say in ``progress.json`` that a run has failed whose process could not say so itself; all else in it stays.
 
     Args:
         path: the run directory, which no process trains in any more.
         reason: in one line.
         consequences: how reasons begin that the run may have told itself and that only follow from this one.
+        status: how it has ended, if it was ended on purpose.
 
     Returns:
         Whether it said so: not if the run has told its end itself, or the file can't be read or written.
     """
     try:
-        progress = json.loads((path / "progress.json").read_text(encoding="utf-8"))
+        progress = read_json(path / "progress.json")
         follows = progress["status"] == "failed" and str(progress["reason"]).startswith(consequences)
         if progress["status"] != "running" and not follows:
             return False
-        write_atomic(path / "progress.json", _json(progress | {"status": "failed", "reason": reason}))
+        write_atomic(path / "progress.json", _json(progress | {"status": status, "reason": reason}))
     except (OSError, ValueError, LookupError, TypeError, RunError):
         return False
     return True
@@ -272,32 +292,10 @@ def mark_failed(path: Path, reason: str, consequences: tuple[str, ...] = ()) -> 
 def latest_checkpoint(path: Path | str) -> Path:
     """Return the newest whole checkpoint of a run; ``UsageError`` when there is none."""
     path = check_run_directory(path)
-    checkpoint = _newest_checkpoint(path)
+    checkpoint = newest_checkpoint(path)
     if checkpoint is None:
         raise UsageError(f"{path} holds no checkpoint yet; start a new run without --resume or take another one")
     return checkpoint
-
-
-def _newest_checkpoint(path: Path) -> Path | None:
-    latest = path / "checkpoints" / "latest"
-    with contextlib.suppress(OSError):
-        target = latest.with_name(latest.readlink().name or "nothing")
-        if _CHECKPOINT_NAME.fullmatch(target.name) and target.exists():
-            return target
-    return next(iter(checkpoints_of(path)), None)
-
-
-def checkpoints_of(path: Path) -> list[Path]:
-    """Return all whole checkpoints of a run, newest first."""
-    whole = [entry for entry in _entries(path / "checkpoints") if _CHECKPOINT_NAME.fullmatch(entry.name)]
-    return sorted(whole, key=lambda entry: int(entry.stem.removeprefix("model_")), reverse=True)
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _check_name(field: str, name: str) -> None:
@@ -350,8 +348,7 @@ def _publish(hidden: Path, name: str) -> Path:
 @contextlib.contextmanager
 def _nothing_left_behind(parent: Path, hidden: Path) -> Iterator[None]:
     """Turn failures into ``UsageError`` and remove what was made: the hidden directory and new, empty parents."""
-    # os.path, unlike pathlib, has no objection to a name that is too long; making the folder will have.
-    new_parents = [folder for folder in (parent, *parent.parents) if not os.path.exists(folder)]  # noqa: PTH110
+    new_parents = [folder for folder in (parent, *parent.parents) if not exists(folder)]
     try:
         yield
     except BaseException as error:

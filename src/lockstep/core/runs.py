@@ -1,15 +1,15 @@
 """Finding runs below a log root, and reading what a run tells of itself; nothing is locked or written."""
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.checkpoint_files import checkpoints_of
 from lockstep.core.errors import UsageError
-from lockstep.core.run_directory import checkpoints_of
+from lockstep.core.files import is_file, read_json
 
 _SECOND = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 
@@ -28,7 +28,7 @@ def runs_of(log_root: Path | str, task: str) -> Iterator[Path]:
     for began, runs in groupby(sorted(entries, key=second, reverse=True), key=second):
         if began:
             # Only runs of the same second are read to tell which is newer.
-            yield from sorted((run for run in runs if (run / "run.json").is_file()), key=_start_time, reverse=True)
+            yield from sorted((run for run in runs if is_file(run / "run.json")), key=_start_time, reverse=True)
 
 
 def newest_run(log_root: Path | str, task: str) -> Path:
@@ -67,7 +67,7 @@ def _start_time(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if isinstance(content, dict):
             return content
     return {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Write = Callable[[Path], object]
-"""Makes a file at the path it is given."""
+"""Makes a file, or a folder, at the path it is given."""
 
 LINGER_S = 2.0
 
@@ -56,7 +56,7 @@ class Saved:
 class BackgroundSaver:
     """Saves in a thread, one checkpoint at a time.
 
-    A save waits for the one before it. So there is one copy of the state in memory and not several, the newest file is
+    A save waits for the one before it. So there is one copy of the state in memory and not several, the newest one is
     the last one written, and a disk that is slower than the training is felt at once rather than when memory runs out.
 
     Args:

@@ -17,8 +17,7 @@ _VARIABLES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
 }
-# Without it JAX keeps no compiled programs on disk, and that is the user's choice.
-_ONLY_IF_SET = {"JAX_COMPILATION_CACHE_DIR": "jax"}
+# Not JAX_COMPILATION_CACHE_DIR: of several processes JAX lets one alone write there, for all to read the same.
 
 _LOCK = ".lock"
 _held: list[int] = []  # descriptors; the system unlocks them when the process ends, however it ends
@@ -32,16 +31,28 @@ def assign(environment: MutableMapping[str, str], local_rank: int) -> None:
     next free of ``rank_<local_rank>_2``, ``_3``, ... is taken, so that a warm cache is used again whenever it is free.
     """
     folders: dict[str, Path | None] = {}
-    for variable, name in (_VARIABLES | _ONLY_IF_SET).items():
+    for variable, name in _VARIABLES.items():
         chosen = environment.get(variable, "")
-        if "://" in chosen or (not chosen and variable in _ONLY_IF_SET):
-            continue  # an address in the cloud is no folder to lock
         if chosen not in folders:
             folders[chosen] = _claim_or_temporary(_base(chosen, environment), local_rank)
         folder = folders[chosen]
         if folder is not None:
             (folder / name).mkdir(exist_ok=True)
             environment[variable] = str(folder / name)
+
+
+def folder_of(compiler: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return a folder for the kernels of one compiler that no other living process has; None if none can be had.
+
+    Args:
+        compiler: a name.
+        environment: of this process, which is the only one of its job.
+    """
+    folder = _claim_or_temporary(_base("", environment), 0)
+    if folder is None:
+        return None
+    (folder / compiler).mkdir(exist_ok=True)
+    return folder / compiler
 
 
 def claim(base: Path, local_rank: int) -> Path:

@@ -4,8 +4,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from traceback import format_exception
+from types import TracebackType
 
 from lockstep.core.errors import LockstepError, UsageError
 from lockstep.core.interrupts import EXIT_CODES
@@ -13,6 +15,28 @@ from lockstep.core.outcome import ATTEMPT_DIR, RankOutcome, read_outcomes, write
 from lockstep.core.process_control import end_with_parent
 from lockstep.distributed import heartbeat
 from lockstep.distributed.topology import Topology, from_environment
+
+_GROUPS = ("lockstep.distributed.torch_group", "lockstep.distributed.jax_group")
+
+
+def end_at_once_on_failure(is_joined: Callable[[], bool]) -> None:
+    """End the process right after it has shown an exception that nobody caught, if it is in a group by then.
+
+    The other ranks learn of it only when it is gone, and an ordinary end could wait for them in turn.
+    """
+    show = sys.excepthook
+
+    def show_and_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        if is_joined():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            RankExit().leave_word(error)
+            heartbeat.note_own_failure()
+            heartbeat.end()
+            os._exit(1)
+
+    sys.excepthook = show_and_end
 
 
 class RankExit:
@@ -66,6 +90,13 @@ class RankExit:
             os._exit(code)
         return code
 
+    def leave_word(self, error: BaseException) -> None:
+        """Tell the launcher of an exception that nobody caught, unless this rank has told it how it ended."""
+        if self._folder is None or self._topology.rank in read_outcomes(self._folder, self._restart):
+            return
+        words = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
+        self._report(1, " ".join(words.split()), "".join(format_exception(error)))
+
     def abort(self, message: str, is_said: bool) -> None:
         """End this process at once, from a thread of its own, with exit code 1.
 
@@ -82,8 +113,7 @@ class RankExit:
 
     @staticmethod
     def _is_in_a_group() -> bool:
-        group = sys.modules.get("lockstep.distributed.torch_group")
-        return group is not None and bool(group.is_joined())
+        return any(name in sys.modules and sys.modules[name].is_joined() for name in _GROUPS)
 
     def _report(self, exit_code: int, message: str, traceback: str) -> int:
         if self._folder is not None:

@@ -5,6 +5,11 @@ from collections.abc import Mapping
 
 from lockstep.core.errors import UsageError
 
+TIMEOUT_S = 600.0
+"""How long an exchange between ranks may take; LOCKSTEP_TIMEOUT_S changes it."""
+JOIN_TIMEOUT_S = 120.0
+"""How long ranks wait for one another at the start; LOCKSTEP_JOIN_TIMEOUT_S changes it."""
+
 _TOO_LONG_S = 1e7
 
 

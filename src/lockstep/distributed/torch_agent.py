@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-FOLLOW_S = 2.0
-"""How long ranks may take to end by themselves after one has failed, before torchrun ends them."""
+FOLLOW_S = 5.0
+"""How long ranks may take to end by themselves after one has failed, before torchrun ends them. One that has left the
+others, and is what their failure comes from, may take seconds to unload its libraries on a busy host."""
 SAVE_S = 60.0
 """The same, where all that have ended so far say that they were preempted: rank 0 may still be saving for them."""
 _POLL_S = 0.02

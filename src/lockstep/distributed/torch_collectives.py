@@ -95,7 +95,7 @@ class Collectives:
 
 def _lost_ranks_in_words(tag: str) -> AbstractContextManager[None]:
     what = f"{LOST_A_RANK} {tag}"
-    return torch_errors_in_words(what, "it has ended or can't be reached: see what it says, and its log in ranks/")
+    return torch_errors_in_words(what, "it has ended or can't be reached: see what it says, and its log")
 
 
 # Gloo's thread lets go of an operation a moment after it is over. If it were the last to do so it would free Python

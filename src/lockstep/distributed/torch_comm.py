@@ -1,6 +1,5 @@
 """Communicators for torch. A single process has a real one, so no learner asks whether it is distributed."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lockstep.core.errors import LockstepError, RunError, UsageError
+from lockstep.distributed.main_process import run_on_main
 
 if TYPE_CHECKING:
     from lockstep.core.types import FlatGradients
@@ -25,6 +24,7 @@ class SoloComm:
 
     rank = 0
     world_size = 1
+    num_ranks = 1
 
     def broadcast_(self, tensors: Mapping[str, torch.Tensor], tag: str) -> None:
         """Rank 0's tensors are everyone's already."""
@@ -80,6 +80,7 @@ class GroupComm:
     ) -> None:
         self.collectives = collectives
         self.rank, self.world_size = collectives.rank, collectives.world_size
+        self.num_ranks = self.world_size
         self._leave = leave
         self._sent: list[Work] = []
 
@@ -152,23 +153,7 @@ class GroupComm:
         Raises:
             LockstepError: what ``work`` raised, marked as ``shared``: rank 0 says it for all.
         """
-        outcome = {"text": ""}
-        unexpected: BaseException | None = None
-        if self.rank == 0:
-            try:
-                outcome["text"] = work()
-            except LockstepError as error:
-                outcome = {"error": str(error), "kind": "usage" if isinstance(error, UsageError) else "run"}
-            except BaseException as error:  # the others must not wait for ever, whatever happened here
-                unexpected = error
-                outcome = {"error": f"rank 0 failed: {type(error).__name__}: {error}".partition("\n")[0], "kind": "run"}
-        told = json.loads(self.gather_text(json.dumps(outcome) if self.rank == 0 else "", tag)[0])
-        if unexpected is not None:
-            raise unexpected
-        if "error" in told:
-            kind = UsageError if told["kind"] == "usage" else RunError
-            raise kind(told["error"], shared=True)
-        return str(told["text"])
+        return run_on_main(work, self.rank, lambda text: self.gather_text(text, tag))
 
     def log_to(self, folder: Path) -> None:
         """Let the debug mode, if it is on, write ``collectives_rank_<r>.log`` there."""

@@ -299,7 +299,7 @@ def _in_words(header: memoryview) -> str:
 
 
 def _lost(rank: int, tag: str) -> RunError:
-    return RunError(f"{LOST_A_RANK} {tag}: rank {rank} has ended; see what it says, and its log in ranks/")
+    return RunError(f"{LOST_A_RANK} {tag}: rank {rank} has ended; see what it says, and its log")
 
 
 def _wait_for(neighbours: Sequence[_Neighbour], deadline: float, tag: str, timeout_s: float) -> None:
@@ -311,6 +311,6 @@ def _wait_for(neighbours: Sequence[_Neighbour], deadline: float, tag: str, timeo
     if not poll.poll(min(max(0.0, left_s), _LONGEST_POLL_S) * 1e3) and left_s <= 0:
         names = name_ranks(neighbour.rank for neighbour in neighbours)
         raise RunError(
-            f"no answer within {timeout_s:g} s in the exchange of {tag} from {names}; see what keeps it in its log in "
-            "ranks/, or raise LOCKSTEP_TIMEOUT_S if it is only slow"
+            f"no answer within {timeout_s:g} s in the exchange of {tag} from {names}; see what keeps it in its log, "
+            "or raise LOCKSTEP_TIMEOUT_S if it is only slow"
         )

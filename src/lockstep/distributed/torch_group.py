@@ -3,13 +3,9 @@
 import atexit
 import contextlib
 import os
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -20,25 +16,23 @@ from lockstep.core.errors import RunError, UsageError
 from lockstep.core.network import address_towards, interface_of
 from lockstep.core.outcome import note_joined
 from lockstep.core.types import Comm
-from lockstep.distributed import heartbeat, torch_debug, torch_nodes
+from lockstep.distributed import torch_debug, torch_nodes
+from lockstep.distributed.first_exchange import deadline
 from lockstep.distributed.isolation import placement_problem
-from lockstep.distributed.timeouts import seconds
-from lockstep.distributed.topology import Topology, from_environment, start_from_environment
+from lockstep.distributed.rank_exit import end_at_once_on_failure
+from lockstep.distributed.timeouts import JOIN_TIMEOUT_S, TIMEOUT_S, seconds
+from lockstep.distributed.topology import Topology, from_environment
 from lockstep.distributed.torch_collectives import Collectives
 from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.distributed.torch_debug import CheckedCollectives
 from lockstep.distributed.torch_direct import MAX_RANKS, DirectExchange, connect
-from lockstep.distributed.wording import name_ranks, torch_errors_in_words
+from lockstep.distributed.torch_store import PREFIX, meet, without
+from lockstep.distributed.wording import torch_errors_in_words
 
-JOIN_TIMEOUT_S = 120.0
-"""How long ranks wait for one another at the start; LOCKSTEP_JOIN_TIMEOUT_S changes it."""
-TIMEOUT_S = 600.0
-"""How long an exchange may take; LOCKSTEP_TIMEOUT_S changes it."""
 LEAVE_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 20.0
-_PREFIX = "lockstep"
 _NAME_THE_NETWORK = "GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (nccl) names the network between the hosts"
-_ARRIVED, _MET = f"{_PREFIX}/arrived/{{}}", f"{_PREFIX}/met/{{}}"
+_MET = f"{PREFIX}/met/{{}}"
 
 _collectives: Collectives | CheckedCollectives | None = None
 _current: GroupComm | None = None
@@ -78,12 +72,14 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
         _keep_lock_holders_running()
         _choose_interface(topology)
     with beats.exchange("meeting"):
-        store = _meet(topology)
+        store = meet(topology)
+    timeout_s, everyone = seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S), range(topology.world_size)
+    in_time = deadline(timeout_s, topology.world_size, lambda: without(store, _MET, everyone), _NAME_THE_NETWORK)
     unreachable = torch_errors_in_words("the ranks can't reach one another", _NAME_THE_NETWORK)
-    with beats.exchange("meeting"), _deadline(topology, store), unreachable:
+    with beats.exchange("meeting"), in_time, unreachable:
         dist.init_process_group(
             backend,
-            store=PrefixStore(f"{_PREFIX}/group", store),
+            store=PrefixStore(f"{PREFIX}/group", store),
             rank=topology.rank,
             world_size=topology.world_size,
             timeout=timedelta(seconds=seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S)),
@@ -94,6 +90,7 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
         if int(first) != topology.world_size:
             raise RunError(f"the sum of {topology.world_size} ones over ranks is {float(first)}; the network is broken")
         _connect_neighbours(topology, store)
+        store.set(_MET.format(topology.rank), "1")
     note_joined(topology.rank)
     atexit.register(cleanup)
     _end_at_once_on_failure()
@@ -109,7 +106,7 @@ def _connect_neighbours(topology: Topology, store: Store) -> None:
         return
     # The ranks have met already; and the time must do for gloo if it is needed.
     connect_timeout_s = min(CONNECT_TIMEOUT_S, seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S) / 2)
-    own_store = PrefixStore(f"{_PREFIX}/direct", store)
+    own_store = PrefixStore(f"{PREFIX}/direct", store)
     timeout_s = seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S)
     direct = connect(topology.rank, topology.world_size, own_store, timeout_s, connect_timeout_s)
     num_connected = torch.tensor([direct is not None], dtype=torch.int32)
@@ -126,22 +123,7 @@ def is_joined() -> bool:
 
 
 def _end_at_once_on_failure() -> None:
-    """End the process right after it has shown an exception that nobody caught.
-
-    The other ranks learn of it only when it is gone, and an ordinary end could wait for them in turn.
-    """
-    show = sys.excepthook
-
-    def show_and_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        show(kind, error, trace)
-        if is_joined():
-            sys.stdout.flush()
-            sys.stderr.flush()
-            heartbeat.note_own_failure()
-            heartbeat.end()
-            os._exit(1)
-
-    sys.excepthook = show_and_end
+    end_at_once_on_failure(lambda: is_joined())
 
 
 def _choose_interface(topology: Topology) -> None:
@@ -212,7 +194,7 @@ def collectives() -> Collectives | CheckedCollectives:
         _collectives = Collectives(device_of_group(), _direct)
         if torch_debug.is_wanted():
             _num_checked += 1
-            store = PrefixStore(f"{_PREFIX}/debug/{_num_checked}", store_of_group())
+            store = PrefixStore(f"{PREFIX}/debug/{_num_checked}", store_of_group())
             _collectives = CheckedCollectives(_collectives, store)
     return _collectives
 
@@ -249,76 +231,3 @@ def device_of_group() -> torch.device:
 def store_of_group() -> Store:
     """Return the joined group's key-value store."""
     return dist.distributed_c10d._get_default_store()
-
-
-def _meet(topology: Topology) -> Store:
-    """Return the job's store after every rank has reported in it."""
-    timeout_s = seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
-    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    # torchrun's agent keeps the store; without one rank 0 does.
-    is_kept_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        whole = dist.TCPStore(  # type: ignore[attr-defined]
-            host,
-            int(port),
-            topology.world_size,
-            is_master=topology.rank == 0 and not is_kept_elsewhere,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,  # it would not say who is missing
-        )
-    except (dist.DistError, RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise RunError(
-            f"rank {topology.rank} can't reach the job's store at {host}:{port} ({reason}); is rank 0 up, its address "
-            "reachable from here, and the port free for it?"
-        ) from error
-    # The agent's store outlives a restart of the ranks, which must not meet those of before.
-    store = PrefixStore(f"attempt_{start_from_environment().number}", whole)
-    store.set(_ARRIVED.format(topology.rank), "1")
-    deadline = time.monotonic() + timeout_s
-    missing = _without(store, _ARRIVED, range(topology.world_size))
-    while missing:
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"{name_ranks(missing)} of {topology.world_size} did not start within {timeout_s:.0f} s; look at their "
-                "logs, or raise LOCKSTEP_JOIN_TIMEOUT_S if they are only slow"
-            )
-        time.sleep(0.02)
-        missing = _without(store, _ARRIVED, missing)
-    return store
-
-
-def _without(store: Store, key: str, ranks: Sequence[int]) -> list[int]:
-    """Return the ranks that have no entry; all of them if the store has gone, as it does when its keeper gives up."""
-    try:
-        return [rank for rank in ranks if not store.check([key.format(rank)])]
-    except dist.DistError:
-        return list(ranks)
-
-
-@contextmanager
-def _deadline(topology: Topology, store: Store) -> Iterator[None]:
-    """End the process, in words, if the group's first exchange is not over in time: inside it nobody can raise."""
-    timeout_s = seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
-    over = threading.Event()
-
-    def watch() -> None:
-        if over.wait(timeout_s):
-            return
-        silent = _without(store, _MET, range(topology.world_size))
-        print(  # noqa: T201
-            f"lockstep: error: the first exchange did not end within {timeout_s:.0f} s: {name_ranks(silent)} of "
-            f"{topology.world_size} did not answer; is there a firewall between the hosts? "
-            f"{_NAME_THE_NETWORK}",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)
-
-    thread = threading.Thread(target=watch, name="lockstep-join", daemon=True)
-    thread.start()
-    try:
-        yield
-        store.set(_MET.format(topology.rank), "1")
-    finally:
-        over.set()

@@ -8,6 +8,7 @@ code 2), or one that the attempt folder says is final.
 
 import contextlib
 import json
+import math
 import os
 import time
 import uuid
@@ -21,7 +22,15 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from lockstep.core.outcome import FOLLOWS, LOST_A_RANK, forget_start, is_final, read_outcomes, read_run
+from lockstep.core.outcome import (
+    FOLLOWS,
+    LOST_A_RANK,
+    forget_start,
+    is_final,
+    read_outcomes,
+    read_run,
+    read_verdicts,
+)
 from lockstep.core.process_control import signal_name
 from lockstep.distributed.topology import START, Start
 
@@ -156,9 +165,15 @@ def merge(nodes: list[dict[str, Any]]) -> Start:
 def reason(attempt_dir: Path, restart: int, exits: Exits) -> str:
     """Return why the ranks of this node failed, in one line: the first that was killed, else the first that says so.
 
-    What follows from another rank's end comes last.
+    Of one that the launcher has killed counts why. What follows from another rank's end comes last.
     """
-    killed = [each for each in exits.values() if each["exit_code"] < 0]
+    verdicts = read_verdicts(attempt_dir, restart)
+    guilty = [rank for rank, words in verdicts.items() if words]
+    if guilty:
+        times_s = {each["rank"]: each["time_s"] for each in exits.values()}
+        first_rank = min(guilty, key=lambda rank: (times_s.get(rank, math.inf), rank))
+        return f"rank {first_rank} {verdicts[first_rank]}"
+    killed = [each for each in exits.values() if each["exit_code"] < 0 and each["rank"] not in verdicts]
     if killed:
         first = min(killed, key=lambda each: each["time_s"])
         return f"rank {first['rank']} was killed by {signal_name(-first['exit_code'])}"

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 
 from lockstep.launch.devices import MIN_FREE_SHARE, GpuUse, RankPlace
-from lockstep.launch.plan import Plan
+from lockstep.launch.plan import COORDINATOR, Plan
 
 _GIB = 2**30
 
@@ -29,6 +29,7 @@ def describe(plan: Plan, uses: Mapping[str, GpuUse]) -> list[str]:
     nodes = f"{plan.rendezvous.count}, " if several else ""
     lines += [
         _row("rendezvous", nodes + plan.rendezvous.description),
+        *([_row("coordinator", _coordinator(plan))] if plan.coordinator or plan.work.has_coordinator else []),
         _row("backend", plan.backend),
         _row("logs", _logs(plan)),
         _row("restarts", f"at most {plan.max_restarts}" if plan.max_restarts else "none"),
@@ -36,9 +37,12 @@ def describe(plan: Plan, uses: Mapping[str, GpuUse]) -> list[str]:
     if plan.removed:
         lines.append(_row("removed", " ".join(plan.removed)))
     environment = [f"{name}={shlex.quote(value)}" for name, value in plan.added.items()]
+    by_hand = plan.plain_torchrun()
+    if plan.coordinator is not None:
+        by_hand = f"{COORDINATOR}={plan.coordinator} {by_hand}"
     lines += [
         _row("command", " ".join([*environment, shlex.join(plan.command)])),
-        _row("by hand", plan.plain_torchrun()),
+        _row("by hand", by_hand),
     ]
     return lines
 
@@ -95,6 +99,12 @@ def _place(plan: Plan, place: RankPlace, uses: Mapping[str, GpuUse]) -> str:
     elif envs is not None and len(set(envs)) == 1 and not plan.rendezvous.is_elastic:
         parts.append(f"{envs[0]} envs")
     return ", ".join(parts)
+
+
+def _coordinator(plan: Plan) -> str:
+    if plan.coordinator is not None:
+        return f"of JAX at {plan.coordinator}, kept by process 0"
+    return "of JAX on a free port that process 0 finds and tells the others"
 
 
 def _logs(plan: Plan) -> str:

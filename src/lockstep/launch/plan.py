@@ -13,13 +13,16 @@ from pathlib import Path
 from lockstep.core.blame import HANG_TIMEOUT, Limits
 from lockstep.core.environment import allowed_cores
 from lockstep.core.errors import UsageError
+from lockstep.core.files import require_place
 from lockstep.core.gpu_mask import Gpu
 from lockstep.core.outcome import ATTEMPT_DIR
 from lockstep.distributed.topology import from_environment
 from lockstep.launch.devices import RankPlace, place_ranks
-from lockstep.launch.rendezvous import Nodes, Rendezvous, check_port, concern, plan_rendezvous
+from lockstep.launch.rendezvous import Nodes, Rendezvous, check_port, checked_address, concern, plan_rendezvous
 
 AGENT = "lockstep.distributed.torch_agent"
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+"""JAX's own variable for the address at which its processes meet."""
 JOB = "LOCKSTEP_JOB"
 """Every process of a job has this variable, so that none of them is overlooked at its end."""
 
@@ -35,6 +38,7 @@ _OF_ANOTHER_JOB = re.compile(
     r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|PET_\w+"
     r"|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"
     r"|LOCKSTEP_(DEVICE|JOB|ATTEMPT_DIR|LAUNCHER_PID|LOG_ALL_RANKS|START)"
+    r"|JAX_(COORDINATOR_ADDRESS|COORDINATOR_BIND_ADDRESS|LOCAL_DEVICE_IDS)"
 )
 _TEE = re.compile(r"[0-3]|[0-9]+:[0-3](,[0-9]+:[0-3])*", re.ASCII)
 
@@ -51,6 +55,8 @@ class Options:
     log_dir: Path | None = None
     hang_timeout_s: float | None = None
     """After which a rank that does not move is ended; 0 for never, None for what the environment says."""
+    coordinator_address: str | None = None
+    """Where the processes of JAX meet, as HOST:PORT; None for a free port that process 0 finds."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,11 @@ class Work:
     has_phases: bool = False
     """Whether its ranks tell all along where they are. A script, or a learner of the user's, need not."""
     envs_by_rank: tuple[int, ...] | None = None
-    """Of the whole job, at its most nodes; None if it is the script's own affair."""
+    """Of the whole job, at its most nodes, for each process; None if it is the script's own affair."""
     fewest_envs: int | None = None
     """Of the whole job, if it starts on its fewest nodes; None if it is not elastic."""
+    has_coordinator: bool = False
+    """Whether its processes meet at a coordinator of their own, as those of JAX do."""
     warnings: tuple[str, ...] = ()
     """What may not be meant."""
 
@@ -96,6 +104,8 @@ class Plan:
     warnings: tuple[str, ...]
     limits: Limits
     """For how long a rank may show nothing."""
+    coordinator: str | None = None
+    """Where the processes of JAX meet, as HOST:PORT; None if that is left to them."""
 
     @property
     def num_ranks(self) -> int:
@@ -177,6 +187,7 @@ def make_plan(
     places = place_ranks(options.num_gpus, work.device, rendezvous.num_nodes > 1, environment, gpus)
     teed = _teed(options, len(places))
     check_port(rendezvous)
+    coordinator = checked_address(options.coordinator_address, rendezvous)
     folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{job}"
     log_dir = folder / "logs" if options.log_dir is None else _checked_log_dir(options.log_dir)
     added = _added(options, work, places, environment, job, folder / ATTEMPT)
@@ -207,6 +218,7 @@ def make_plan(
         removed=tuple(sorted(name for name in environment if _OF_ANOTHER_JOB.fullmatch(name))),
         warnings=(*work.warnings, *_warnings(rendezvous, places, options.max_restarts)),
         limits=_limits(options, work, environment),
+        coordinator=coordinator,
     )
 
 
@@ -231,6 +243,8 @@ def _added(
             added["CUDA_VISIBLE_DEVICES"] = ""
     elif work.device.startswith("cuda:") and work.is_script:
         added["CUDA_VISIBLE_DEVICES"] = str(places[0].entry)
+    if options.coordinator_address is not None:
+        added[COORDINATOR] = options.coordinator_address
     if options.hang_timeout_s is not None:
         added[HANG_TIMEOUT] = f"{options.hang_timeout_s:g}"
     if options.log_all_ranks:
@@ -263,11 +277,7 @@ def _teed(options: Options, num_ranks: int) -> tuple[int, ...]:
 
 def _checked_log_dir(path: Path) -> Path:
     path = path.absolute()
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir():
-        raise UsageError(f"log_dir {path} can't be made, since {there} is no folder; choose another --log_dir")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"log_dir {path} can't be written, since {there} is not writable; choose another --log_dir")
+    require_place("log_dir", path)
     return path
 
 

@@ -135,6 +135,40 @@ def check_port(rendezvous: Rendezvous) -> None:
         )
 
 
+def checked_address(address: str | None, rendezvous: Rendezvous) -> str | None:
+    """Return where the processes of JAX are to meet, as it was given.
+
+    Raises:
+        UsageError: it is malformed, or process 0 can't listen there.
+    """
+    if address is None:
+        return None
+    host, colon, port_text = address.rpartition(":")
+    if not colon or not _HOST.fullmatch(host):
+        raise UsageError(
+            f"coordinator_address {address!r} is not of the form HOST:PORT (an IPv6 address in brackets); HOST is that "
+            "of process 0, the port is free there"
+        )
+    port = _port("the port of coordinator_address", port_text)
+    if rendezvous.node_rank is None:
+        raise UsageError(
+            f"coordinator_address {address} is that of process 0, and with --rdzv_endpoint nobody knows beforehand on "
+            "which node that is; leave it out (process 0 then tells the others), or number the nodes by --node_rank"
+        )
+    if address == rendezvous.endpoint:
+        raise UsageError(
+            f"coordinator_address {address} is where the nodes meet already; give JAX's coordinator a port of its own"
+        )
+    if rendezvous.node_rank == 0:
+        reason = _why_not_free(port)
+        if reason is not None:
+            why = "is taken, perhaps by another job" if reason == errno.EADDRINUSE else "is not for ordinary users"
+            raise UsageError(
+                f"port {port} of this node {why}; choose another one for --coordinator_address, the same on every node"
+            )
+    return address
+
+
 def _why_not_free(port: int) -> int | None:
     """Return the error that listening on a port of this host gives: EADDRINUSE, EACCES or None."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lockstep.core.errors import UsageError
@@ -22,10 +24,23 @@ class TaskEntry:
     task: str
     """Import string of the task class, constructed as ``TaskClass(config.env)``."""
     recipe: str
-    """Import string of a function without arguments that returns the task's full ``TrainConfig``."""
+    """Import string of a function without arguments that returns the task's full ``TrainConfig``, for PPO."""
     engines: tuple[str, ...]
-    """The engines it runs on, the default first."""
+    """The engines it runs on with torch, the default first; ``engines_of`` knows those of every framework."""
+    other_recipes: Mapping[str, str] = field(default_factory=dict)
+    """The same as ``recipe``, for each algorithm besides PPO."""
 
+    @property
+    def recipes(self) -> dict[str, str]:
+        """Import strings of all recipes by algorithm, the default first."""
+        return {DEFAULT_ALGORITHM: self.recipe, **self.other_recipes}
+
+
+DEFAULT_ALGORITHM = "ppo"
+ALGORITHMS = {"torch": ("ppo",), "jax": ("ppo", "sac")}
+"""What each framework has a learner for."""
+_JAX_PACKAGES = ("jax", "flax", "optax", "orbax")
+_JAX_ONLY = ("enable_multi_devices", "num_devices", "enable_jit")
 
 TASKS: Registry[TaskEntry] = Registry("task")
 
@@ -36,6 +51,7 @@ for _entry in (
         task="lockstep.tasks.cartpole_classic.task:CartpoleClassic",
         recipe="lockstep.recipes.cartpole:cartpole_classic",
         engines=("analytic",),
+        other_recipes={"sac": "lockstep.recipes.cartpole_sac:cartpole_classic"},
     ),
     TaskEntry(
         name="cartpole_balance",
@@ -43,6 +59,7 @@ for _entry in (
         task="lockstep.tasks.cartpole_balance.task:CartpoleBalance",
         recipe="lockstep.recipes.cartpole:cartpole_balance",
         engines=("mujoco",),
+        other_recipes={"sac": "lockstep.recipes.cartpole_sac:cartpole_balance"},
     ),
     TaskEntry(
         name="cartpole_swingup",
@@ -50,9 +67,40 @@ for _entry in (
         task="lockstep.tasks.cartpole_swingup.task:CartpoleSwingup",
         recipe="lockstep.recipes.cartpole:cartpole_swingup",
         engines=("mujoco",),
+        other_recipes={"sac": "lockstep.recipes.cartpole_sac:cartpole_swingup"},
     ),
 ):
     TASKS.register(_entry.name, _entry)
+
+
+def recipe_of(task: str, algorithm: str = DEFAULT_ALGORITHM) -> TrainConfig:
+    """Return the full config that a task is trained with by an algorithm.
+
+    Raises:
+        UsageError: an unknown task, or one that has no recipe for the algorithm.
+    """
+    recipes = TASKS.get(task).recipes
+    if algorithm not in recipes:
+        raise UsageError(f"algorithm {algorithm!r} is not available: task {task} has recipes for {', '.join(recipes)}")
+    recipe: TrainConfig = load(recipes[algorithm])()
+    return recipe
+
+
+def engines_of(task: str, ml_framework: str, on_gpu: bool = False) -> tuple[str, ...]:
+    """Return the engines that a task runs on, the default (``auto``) first.
+
+    Args:
+        task: its name.
+        ml_framework: ``torch`` or ``jax``.
+        on_gpu: whether the device is a GPU: there ``mjx`` comes before ``mujoco``, whose physics run on the CPU.
+    """
+    engines = TASKS.get(task).engines
+    if ml_framework == "torch":
+        return engines
+    own = tuple(name for name in engines if name == "analytic")
+    if "mujoco" not in engines:
+        return own
+    return (*own, "mjx", "mujoco") if on_gpu else (*own, "mujoco", "mjx")
 
 
 def check_distributed(config: TrainConfig, world_size: int) -> None:
@@ -61,15 +109,51 @@ def check_distributed(config: TrainConfig, world_size: int) -> None:
 
 
 def check_offered(config: TrainConfig) -> None:
-    """Raise UsageError if this version, or the config's task, has no such framework, library, algorithm or engine."""
-    offered = {
-        "ml_framework": ("torch",),
-        "rl_library": ("lockstep",),
-        "algorithm": ("ppo",),
-        "engine": ("auto", *TASKS.get(config.task).engines),
-    }
-    for name, choices in offered.items():
+    """Check that this version, and the config's task, have what the config names, and that it is installed.
+
+    Raises:
+        UsageError: no such framework, library, algorithm or engine, or a setting of another framework.
+    """
+    framework = config.ml_framework
+    _require("rl_library", config.rl_library, ("lockstep",), "this version of lockstep")
+    _check_algorithm(config.algorithm, framework)
+    _require("engine", config.engine, ("auto", *engines_of(config.task, framework)), f"task {config.task}", framework)
+    if framework == "torch":
+        _check_no_jax_settings(config)
+    else:
+        _require_packages(framework)
+
+
+def _check_algorithm(algorithm: str, framework: str) -> None:
+    if algorithm not in ALGORITHMS[framework]:
+        other = next((name for name, known in ALGORITHMS.items() if algorithm in known), None)
+        if other is not None:
+            raise UsageError(
+                f"algorithm {algorithm!r} is not available with ml_framework {framework}; use --ml_framework {other}"
+            )
+        _require("algorithm", algorithm, ALGORITHMS[framework], "this version of lockstep", framework)
+
+
+def _require(name: str, value: str, choices: tuple[str, ...], where: str, framework: str = "torch") -> None:
+    if value not in choices:
+        there = where if framework == "torch" else f"{where}, with ml_framework {framework},"
+        raise UsageError(f"{name} {value!r} is not available: {there} has {', '.join(choices)}")
+
+
+def _check_no_jax_settings(config: TrainConfig) -> None:
+    for name in _JAX_ONLY:
         value = getattr(config, name)
-        if value not in choices:
-            where = f"task {config.task}" if name == "engine" else "this version of lockstep"
-            raise UsageError(f"{name} {value!r} is not available: {where} has {', '.join(choices)}")
+        if value != type(config).model_fields[name].default:
+            raise UsageError(
+                f"{name} {value} is a setting of ml_framework jax; leave it out (with torch every device has a process "
+                "of its own: lockstep train_multigpu --num_gpus N), or use --ml_framework jax"
+            )
+
+
+def _require_packages(framework: str) -> None:
+    missing = [name for name in _JAX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"ml_framework {framework} needs {', '.join(missing)}, not installed here; install it with: pip install "
+            "'lockstep-rl[jax]', or use --ml_framework torch"
+        )

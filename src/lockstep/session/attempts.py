@@ -25,7 +25,7 @@ from lockstep.distributed.topology import Start, start_from_environment
 from lockstep.learn.config import envs_of_run
 
 if TYPE_CHECKING:
-    from lockstep.core.types import Comm
+    from lockstep.core.types import Peers
     from lockstep.learn.config import TrainConfig
 
 Resume = Path | Literal["auto"] | None
@@ -99,7 +99,7 @@ def ways_to_start(checkpoint: Path | None, resume: Resume) -> list[Literal["", "
     return ways or [""]
 
 
-def look(config: TrainConfig, resume: Resume, comm: Comm) -> Found:
+def look(config: TrainConfig, resume: Resume, comm: Peers) -> Found:
     """Return on every rank what rank 0 has found.
 
     Raises:
@@ -184,7 +184,7 @@ def attempt_info(start: Start, iteration: int, environment: Mapping[str, str] = 
 def _restarted(path: Path, config: TrainConfig, start: Start) -> Found:
     iteration = newest_iteration(path)
     last: dict[str, Any] = next(reversed(attempts_of(path)), {})
-    is_after_failure = start.num_failures > last.get("num_failures", 0)  # else a node came or went
+    is_after_failure = start.num_failures > _noted(last, "num_failures", 0)  # else a node came or went
     after = f" after a failure ({start.last_failure})" if start.last_failure and is_after_failure else ""
     return Found(
         path,
@@ -217,9 +217,9 @@ def _require_progress(path: Path, start: Start) -> None:
     newest = newest_iteration(path)
     failures_before = start.num_failures
     for attempt in reversed(attempts_of(path)):
-        if attempt.get("launch_id") != start.launch_id or attempt.get("iteration", 0) < newest:
+        if attempt.get("launch_id") != start.launch_id or _noted(attempt, "iteration", 0) < newest:
             break
-        failures_before = attempt.get("num_failures", failures_before)
+        failures_before = _noted(attempt, "num_failures", failures_before)
     in_a_row = start.num_failures - failures_before
     if in_a_row >= MAX_FAILURES:
         note_final()
@@ -241,10 +241,10 @@ def _require_progress_of_job(path: Path, key: str, num_requeues: int | None) -> 
     """
     newest, tries = newest_iteration(path), set[int]()
     for attempt in reversed(attempts_of(path)):
-        number = attempt.get("num_requeues")
-        if attempt.get("run_key") != key or number is None:
+        number = _noted(attempt, "num_requeues", -1)
+        if attempt.get("run_key") != key or number < 0:
             break
-        if attempt.get("iteration", 0) < newest:
+        if _noted(attempt, "iteration", 0) < newest:
             tries.discard(number)  # it has made the newest checkpoint itself
             break
         tries.add(number)
@@ -255,6 +255,12 @@ def _require_progress_of_job(path: Path, key: str, num_requeues: int | None) -> 
             f"{len(tries)} tries of this job in a row made no checkpoint after iteration {newest}; give it more "
             f"--time, or take checkpoints more often (--checkpoints.interval_s), then --resume {path}"
         )
+
+
+def _noted(attempt: Mapping[str, Any], name: str, otherwise: int) -> int:
+    """Return a number that ``run.json`` has of an attempt; something else where the file lacks it or is damaged."""
+    value = attempt.get(name)
+    return value if isinstance(value, int) else otherwise
 
 
 def _num_requeues(environment: Mapping[str, str]) -> int | None:

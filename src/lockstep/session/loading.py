@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from lockstep.core.checkpoint_files import set_aside
 from lockstep.core.errors import UsageError
-from lockstep.session.runner import check_runner
+from lockstep.learn.resuming import DamagedError
+from lockstep.session.framework import Content, Framework, framework_of, require_same_framework
 
 if TYPE_CHECKING:
     from lockstep.core.null_run_directory import NullRunDirectory
     from lockstep.core.run_directory import RunDirectory
-    from lockstep.core.types import Comm
+    from lockstep.core.types import Peers
     from lockstep.learn.config import TrainConfig
     from lockstep.session.runner import SessionRunner
 
-Content = dict[str, Any]
 
-
-def load_weights(training: SessionRunner, comm: Comm, path: Path) -> None:
+def load_weights(training: SessionRunner, comm: Peers, path: Path) -> None:
     """Take up the weights of a checkpoint.
 
     Raises:
         UsageError: it can't be read, or does not fit.
     """
-    from lockstep.learn.torch.checkpoint import load
-
-    contents: list[Content] = []
+    framework, contents = framework_of(training.config), list[Content]()
 
     def read() -> str:
-        contents.append(load(path))
+        require_same_framework(path, training.config)
+        contents.append(framework.load(path))
         _require_same_runner(contents[0], training.config, path)
         return ""
 
@@ -39,7 +37,7 @@ def load_weights(training: SessionRunner, comm: Comm, path: Path) -> None:
     training.load_weights(next(iter(contents), None), path)
 
 
-def go_on(training: SessionRunner, comm: Comm, run: RunDirectory | NullRunDirectory) -> bool:
+def go_on(training: SessionRunner, comm: Peers, run: RunDirectory | NullRunDirectory) -> bool:
     """Load the newest checkpoint of a run that is whole. A run that never had one starts again from its config.
 
     Returns:
@@ -49,10 +47,12 @@ def go_on(training: SessionRunner, comm: Comm, run: RunDirectory | NullRunDirect
         UsageError: it had checkpoints, and none of them is there and whole; or another runner made them; or the runner
             can't go on from one.
     """
-    contents: list[Content] = []
+    framework, contents = framework_of(training.config), list[Content]()
 
     def read() -> str:
-        path = _read_newest(run, contents)
+        for newest in run.checkpoints()[:1]:
+            require_same_framework(newest, training.config)
+        path = _read_newest(run, framework, contents)
         for content in contents:
             _require_same_runner(content, training.config, path)
         return path
@@ -60,21 +60,19 @@ def go_on(training: SessionRunner, comm: Comm, run: RunDirectory | NullRunDirect
     path = comm.on_main(read, "checkpoint")
     if path:
         # Ranks that are started again go on although nobody has asked for it.
-        check_runner(training.config, comm.world_size, starts_from="resume")
+        framework.check_runner(training.config, comm.world_size, starts_from="resume")
         training.load_state_dict(next(iter(contents), None), path)
     return bool(path)
 
 
-def _read_newest(run: RunDirectory | NullRunDirectory, contents: list[Content]) -> str:
+def _read_newest(run: RunDirectory | NullRunDirectory, framework: Framework, contents: list[Content]) -> str:
     """Append the content of the newest whole checkpoint and return its path; "" if there never was one."""
-    from lockstep.learn.torch.checkpoint import DamagedError, load
-
     damaged: list[Path] = []
     named = run.named_checkpoint
     problem = f"checkpoint {named} is gone" if named and not (run.path / named).exists() else None
     for path in run.checkpoints():
         try:
-            contents.append(load(path))
+            contents.append(framework.load(path))
         except UsageError as error:
             # The one before it may be whole: a resumed run loses some iterations rather than everything.
             print(f"lockstep: warning: {error}", file=sys.stderr)  # noqa: T201
@@ -94,9 +92,8 @@ def _set_aside(damaged: list[Path]) -> None:
     Where none is whole they stay, or the run would seem to be one that never had a checkpoint.
     """
     for path in damaged:
-        aside = path.with_name(f"damaged_{path.name}")
-        with contextlib.suppress(OSError):  # on a disk that refuses it is tried again the next time
-            path.replace(aside)
+        aside = set_aside(path)  # on a disk that refuses it is tried again the next time
+        if aside is not None:
             print(f"lockstep: warning: {path} is called {aside.name} now", file=sys.stderr)  # noqa: T201
 
 

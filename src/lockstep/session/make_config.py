@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core.config import merge
-from lockstep.core.registry import load
-from lockstep.recipes.catalog import TASKS, check_offered
+from lockstep.recipes.catalog import DEFAULT_ALGORITHM, check_offered, recipe_of
 
 if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
@@ -15,10 +14,11 @@ if TYPE_CHECKING:
 def make_config(task: str, **settings: Any) -> TrainConfig:
     """Return the recipe of a task with some settings changed, such as ``num_envs=64, agent={"gamma": 0.98}``.
 
+    With ``algorithm`` it is the task's recipe for that algorithm, whose ``agent`` has other settings.
+
     Raises:
         UsageError: an unknown task or setting, or a value that is not allowed or not available in this version.
     """
-    recipe: TrainConfig = load(TASKS.get(task).recipe)()
-    config = merge(recipe, settings)
+    config = merge(recipe_of(task, str(settings.get("algorithm", DEFAULT_ALGORITHM))), settings)
     check_offered(config)
     return config

@@ -75,7 +75,7 @@ def build_env(
     task: Task = load(TASKS.get(config.task).task)(env_config)
     count = config.envs_by_rank(1)[0] if num_envs is None else num_envs
     if device.type == "cpu":  # a GPU says for itself when it is full, before anything else suffers
-        check_memory(_least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)
+        check_memory(least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)
     engine = _build_engine(config, task, count, dtype, device)
     return TorchEnv(
         task,
@@ -90,7 +90,7 @@ def build_env(
     )
 
 
-def _least_bytes(task: Task, num_envs: int, num_steps: int) -> int:
+def least_bytes(task: Task, num_envs: int, num_steps: int) -> int:
     """Return less than the memory that envs, a rollout of them and one copy of it take."""
     per_sample = sum(task.num_observations.values()) + task.num_observations["critic"] + 2 * task.action_space.size + 6
     return num_envs * (256 + 2 * 4 * per_sample * num_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,9 @@ from lockstep.core.progress import Progress
 from lockstep.core.refusals import Refusals
 from lockstep.core.run_directory import RunDirectory, Status
 from lockstep.core.saves import Saved, saving
+from lockstep.distributed.topology import from_environment
+from lockstep.session.attempts import RUN_KEY
+from lockstep.session.framework import framework_of
 
 if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
@@ -58,7 +62,7 @@ class RunObserver:
     ) -> None:
         self._config, self._run, self._progress, self._request = config, run, progress, request
         self._last = so_far
-        self._command = f"lockstep {command}"
+        self._command = command
         self._began_at = self._counters()[0]
         self._metrics = MetricsWriter()
         self._clock, self._saved_at_s = clock, clock()
@@ -97,12 +101,10 @@ class RunObserver:
         Raises:
             RunError: the disk refused the one before, and the config says that this stops the training.
         """
-        from lockstep.learn.torch.checkpoint import snapshot
-
         self._saver.wait()
         self._look_at_saves()
         self._saved_at_s = self._clock()
-        self._saver.start(iteration, lambda: snapshot(content))
+        self._saver.start(iteration, lambda: framework_of(self._config).snapshot(content))
 
     def settle(self) -> str:
         """Wait for the checkpoint under way; return the path of the newest, "" if there is none.
@@ -118,14 +120,12 @@ class RunObserver:
         kept = f"the newest on the disk is {newest.name}" if newest else "there is none on the disk"
         raise RunError(
             f"the checkpoint of iteration {self._failed_save.iteration} is not saved, {kept}: "
-            f"{self._failed_save.error}; then continue with {self._command} --resume {self._run.path}"
+            f"{self._failed_save.error}; then continue with {self._resume_command()}"
         )
 
     def save_failure(self, iteration: int, content: dict[str, Any]) -> Path | None:
-        """Write the state of a training that can't go on to ``failure_<iteration>.pt``."""
-        from lockstep.learn.torch.checkpoint import save
-
-        return self._run.save_failure(iteration, lambda path: save(content, path))
+        """Write the state of a training that can't go on to ``failure_<iteration>`` (torch: with ``.pt``)."""
+        return self._run.save_failure(iteration, lambda path: framework_of(self._config).save(content, path))
 
     def finish(self, status: Literal["finished"] | StopReason, warnings: Mapping[str, int]) -> None:
         """Note the end, draw the curve, and say how often the engine gave which warning.
@@ -151,17 +151,25 @@ class RunObserver:
     def _farewell(self, status: Literal["finished"] | StopReason) -> str:
         path, total = self._run.path, self._config.max_iterations
         if status != "finished":
-            return f"{status} and saved: continue with {self._command} --resume {path}"
+            if status == "preempted" and os.environ.get(RUN_KEY):
+                return f"{status} and saved: {path} goes on when this job starts again"
+            return f"{status} and saved: continue with {self._resume_command()}"
         if self._counters()[0] == self._began_at < total:
             return f"finished without an iteration: {path} is at {self._began_at} of {total}"
         if self._counters()[0] == self._began_at:
             return (
                 f"nothing to do: {path} is at iteration {total} of {total}; go on with "
-                f"{self._command} --resume {path} --max_iterations {2 * total}"
+                f"{self._resume_command()} --max_iterations {2 * total}"
             )
         if self._config.runner:  # whose policy only its own code can play
             return f"finished: the checkpoints are in {path}"
         return f"finished: play it with lockstep play --run {path}"
+
+    def _resume_command(self) -> str:
+        """Return the command that goes on with the run; on CPU cores nothing else says how many ranks there are."""
+        is_counted = self._command == "train_multigpu" and self._config.device == "cpu"
+        ranks = f" --num_gpus {from_environment().local_world_size}" if is_counted else ""
+        return f"lockstep {self._command} --resume {self._run.path}{ranks}"
 
     def __enter__(self) -> Self:
         try:

@@ -12,20 +12,19 @@ from lockstep.core.errors import UsageError
 from lockstep.distributed.topology import from_environment
 
 if TYPE_CHECKING:
-    import torch
-
     from lockstep.learn.config import TrainConfig
 
 _ALIKE = {
     "lockstep": "lockstep is version {}",
     "torch": "torch is version {}",
+    "jax": "jax is version {}",
     "git": "lockstep's checkout is at {}",
     "config": "",
 }
 
 
-def describe_rank(config: TrainConfig | None, device: torch.device) -> dict[str, Any]:
-    """Return this rank's place (rank, host, pid, device, cores) and what must be alike on all ranks.
+def describe_rank(config: TrainConfig | None, device: object, framework: str = "torch") -> dict[str, Any]:
+    """Return this process's place (rank, host, pid, device, cores) and what must be alike in all processes.
 
     A script of the user's own has no config that could be compared.
     """
@@ -42,7 +41,7 @@ def describe_rank(config: TrainConfig | None, device: torch.device) -> dict[str,
         "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "working_folder": str(Path.cwd()),
         "lockstep": installed["lockstep"],
-        "torch": installed["torch"],
+        framework: installed[framework],
         # None also stands for a git that did not answer in time, which says nothing.
         "git": None if git is None else f"{git['commit']}{' with changes' if git['dirty'] else ''}",
         "config": {} if config is None else config.model_dump(mode="json"),
@@ -58,7 +57,7 @@ def compare(ranks: list[dict[str, Any]]) -> None:
     first = ranks[0]
     for other in ranks[1:]:
         for name, words in _ALIKE.items():
-            if None not in (other[name], first[name]) and other[name] != first[name]:
+            if None not in (other.get(name), first.get(name)) and other[name] != first[name]:
                 there, here = words.format(other[name]), first[name]
                 if name == "config":
                     there, here = _first_difference(other[name], first[name])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from lockstep.core.config import merge
 from lockstep.core.errors import UsageError
-from lockstep.session.make_env import build_env
+from lockstep.session.framework import framework_of
 from lockstep.session.policy import load_policy
 from lockstep.session.process import memory_errors_in_words
 
@@ -29,25 +28,20 @@ def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, devi
     Raises:
         UsageError: no such checkpoint, or one that this version can't play.
     """
-    from lockstep.learn.torch.evaluation import evaluate
-
     if num_episodes < 1:
         raise UsageError(f"num_episodes must be at least 1, not {num_episodes}")
     policy = load_policy(checkpoint, device)
     update = {"device": device} | ({} if seed is None else {"seed": seed})
     config = merge(policy.config, update)
-    with (
-        memory_errors_in_words(num_episodes),
-        closing(build_env(config, num_envs=num_episodes, streams="evaluation")) as env,
-    ):
-        episodes = evaluate(policy.network, env)
+    with memory_errors_in_words(num_episodes):
+        episodes = framework_of(config).evaluate(policy, config, num_episodes)
     results: dict[str, Any] = {
         "task": config.task,
         "checkpoint": str(checkpoint),
         "num_episodes": num_episodes,
-        "mean_return": episodes.returns.mean().item(),
-        "std_return": episodes.returns.std(correction=0).item(),
-        "mean_episode_length": episodes.lengths.double().mean().item(),
+        "mean_return": float(episodes.returns.mean()),
+        "std_return": float(episodes.returns.std()),
+        "mean_episode_length": float(episodes.lengths.mean()),
         "max_episode_length": config.env.max_episode_steps,
     }
-    return results | {f"reward/{name}": values.mean().item() for name, values in episodes.term_returns.items()}
+    return results | {f"reward/{name}": float(values.mean()) for name, values in episodes.term_returns.items()}

@@ -13,6 +13,7 @@ import psutil  # type: ignore[import-untyped]
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.rng import stream_seed
 from lockstep.distributed.cores import threads_per_rank
+from lockstep.learn.config import PpoConfig
 
 if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
@@ -29,7 +30,7 @@ def prepare(config: TrainConfig, rank: int) -> None:
 
     seed_generators(config.seed, rank)
     keep_large_buffers()
-    agent = config.agent
+    agent = config.agent_as(PpoConfig)
     widths = [*agent.actor_hidden_dims, *agent.critic_hidden_dims]
     widths += [] if agent.recurrent == "none" else [agent.recurrent_hidden_dim]
     # Threads that wait for one another after every small layer gain nothing, and lose much on a busy machine.
@@ -43,13 +44,19 @@ def seed_generators(seed: int, rank: int, iteration: int = 0) -> None:
     Our own streams are keyed by global env id; whatever else draws numbers gets a seed of its own on every rank. Not
     seed + rank: neighbouring seeds would share the generators of most ranks.
     """
-    import numpy
     import torch
+
+    torch.manual_seed(seed_plain_generators(seed, rank, iteration))
+
+
+def seed_plain_generators(seed: int, rank: int, iteration: int = 0) -> int:
+    """Seed the generators of Python and numpy as ``seed_generators`` does; return that seed."""
+    import numpy
 
     own = stream_seed(seed, f"rank {rank} from iteration {iteration}")
     random.seed(own)
     numpy.random.seed(own % 2**32)  # noqa: NPY002 - other people's code draws from the global generator
-    torch.manual_seed(own)
+    return own
 
 
 def keep_large_buffers() -> bool:
@@ -84,14 +91,15 @@ def memory_errors_in_words(num_envs: int) -> Iterator[None]:
     """Turn an allocation that failed, on the host or on a GPU, into one line.
 
     Raises:
-        RunError: instead of ``MemoryError`` and torch's own errors.
+        RunError: instead of ``MemoryError`` and the frameworks' own errors.
     """
     try:
         yield
     except MemoryError:
         raise RunError(f"out of memory with {num_envs} envs; use fewer") from None
     except RuntimeError as error:
-        # torch.OutOfMemoryError on a GPU; on the CPU torch raises a plain RuntimeError.
-        if type(error).__name__ != "OutOfMemoryError" and "allocate memory" not in str(error):
+        # torch.OutOfMemoryError on a GPU; on the CPU torch raises a plain RuntimeError. JAX tells by the words alone.
+        is_of_torch = type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+        if not is_of_torch and not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
         raise RunError(f"out of memory with {num_envs} envs; use fewer, or smaller networks") from None

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from lockstep.core.types import Comm
     from lockstep.envs.torch_env import TorchEnv
     from lockstep.learn.config import TrainConfig
-    from lockstep.learn.torch.loop import Observer, Status
-    from lockstep.learn.torch.reporting import Metrics
+    from lockstep.learn.observer import Metrics, Observer, Status
 
 LEARNERS: Registry[str] = Registry("algorithm")
 """Name to import string of a class ``(config, env, comm) -> SessionRunner``."""
@@ -26,7 +25,7 @@ LEARNERS.register("ppo", "lockstep.learn.torch.loop:PpoRunner")
 
 
 class Runner(Protocol):
-    """A training loop of the user's own, for ``lockstep train --runner my_package.module:Class``.
+    """A training loop of the user's own, for ``lockstep train --runner my_package.module:Class``, with torch.
 
     lockstep gives it the task's envs and a run directory, and takes care of the command line, the config, the metrics,
     the display and signals. On several ranks every rank has a runner of its own, which must also be a
@@ -64,9 +63,9 @@ class Runner(Protocol):
 
 
 class SessionRunner(Protocol):
-    """What the session runs: lockstep's own learner, or a user's runner in its harness.
+    """What the session runs: lockstep's own learner, or a user's in its harness.
 
-    Every method is called by all ranks; contents of checkpoints are given on rank 0 alone.
+    Every method is called by all processes; contents of checkpoints are given on rank 0 alone.
     """
 
     config: TrainConfig
@@ -85,7 +84,7 @@ class SessionRunner(Protocol):
     def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Begin with the weights of a checkpoint."""
 
-    def train(self, observer: Observer, evaluation_env: TorchEnv | None) -> Status:
+    def train(self, observer: Observer, evaluation_env: Any) -> Status:
         """Train; return how it ended."""
 
 
@@ -134,10 +133,27 @@ def check_runner(config: TrainConfig, world_size: int, *, starts_from: str = "")
 
 
 def load_runner(import_string: str) -> type:
-    """Return a class of the user's, from the current folder or an installed package.
+    """Return a runner class of the user's, from the current folder or an installed package.
 
     Raises:
         UsageError: it can't be imported, is no class, or its constructor or ``train`` is not that of a runner.
+    """
+    kind = load_class(import_string)
+    train = getattr(kind, "train", None)
+    if not callable(train):
+        raise UsageError(f"runner {import_string} has no method train(observer, evaluation_env); give it one")
+    if not takes(kind, 3):
+        raise UsageError(f"runner {import_string} is not made as {kind.__name__}(config, env, comm); change __init__")
+    if not takes(train, 3):
+        raise UsageError(f"train() of runner {import_string} does not take (observer, evaluation_env); change it")
+    return kind
+
+
+def load_class(import_string: str) -> type:
+    """Return a class that ``--runner`` names, from the current folder or an installed package.
+
+    Raises:
+        UsageError: it can't be imported, or is no class.
     """
     folder = str(Path.cwd())
     if not {"", folder} & set(sys.path):  # python -m has it there already, the command lockstep has not
@@ -155,13 +171,6 @@ def load_runner(import_string: str) -> type:
         ) from error
     if not isinstance(kind, type):
         raise UsageError(f"runner {import_string} is a {type(kind).__name__}, not a class; name the class itself")
-    train = getattr(kind, "train", None)
-    if not callable(train):
-        raise UsageError(f"runner {import_string} has no method train(observer, evaluation_env); give it one")
-    if not _takes(kind, 3):
-        raise UsageError(f"runner {import_string} is not made as {kind.__name__}(config, env, comm); change __init__")
-    if not _takes(train, 3):
-        raise UsageError(f"train() of runner {import_string} does not take (observer, evaluation_env); change it")
     return kind
 
 
@@ -175,7 +184,7 @@ def _in_one_line(error: BaseException) -> str:
     return f"{what} ({Path(frame.filename).name}:{frame.lineno})"
 
 
-def _takes(function: Callable[..., Any], num_arguments: int) -> bool:
+def takes(function: Callable[..., Any], num_arguments: int) -> bool:
     """Return whether a function can be called with so many positional arguments."""
     try:
         inspect.signature(function).bind(*[None] * num_arguments)

@@ -1,4 +1,4 @@
-"""One training from a config to a finished run directory, on this rank and together with all others."""
+"""One training from a config to a finished run directory, in this process and together with all others."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ from lockstep.core.saves import saving
 from lockstep.distributed import heartbeat
 from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
-from lockstep.learn.config import split_evenly
 from lockstep.recipes.catalog import check_distributed, check_offered
 from lockstep.session.attempts import Resume, attempt_info, look, ways_to_start
+from lockstep.session.framework import Framework, Team, count_ranks, framework_of
 from lockstep.session.loading import go_on, load_weights
-from lockstep.session.make_env import build_share, resolve_device
 from lockstep.session.observer import RunObserver
-from lockstep.session.process import memory_errors_in_words, prepare, seed_generators
-from lockstep.session.runner import SessionRunner, check_learner, check_runner, make_runner
+from lockstep.session.process import memory_errors_in_words
 
 if TYPE_CHECKING:
-    from lockstep.core.types import Comm
-    from lockstep.envs.torch_env import TorchEnv
+    from lockstep.core.types import Peers
     from lockstep.learn.config import TrainConfig
+    from lockstep.session.runner import SessionRunner
 
 AnyRunDirectory = RunDirectory | NullRunDirectory
 
@@ -66,27 +64,30 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         UsageError: whatever can't work, found before anything is written.
         RunError: the training failed; ``progress.json`` says why.
     """
-    _check(config, checkpoint, resume)
+    framework = _check(config, checkpoint, resume)
     heartbeat.begin()
     with beats.training(), ExitStack() as resources:
-        comm, ranks = _join(config, resources)
+        resources.enter_context(framework.running())
+        team = _join(framework, config, resources)
+        comm = team.comm
         request = resources.enter_context(watch())  # from here on a signal loses nothing
         resources.enter_context(ending_in_time())
         found = look(config, resume, comm)
-        config = found.fit(config, comm.world_size)
-        resources.enter_context(memory_errors_in_words(max(config.envs_by_rank(comm.world_size))))
-        prepare(config, comm.rank)
+        config = found.fit(config, comm.num_ranks)
+        shares = config.envs_by_rank(comm.num_ranks)
+        resources.enter_context(memory_errors_in_words(max(shares)))
+        framework.prepare(config, comm.rank)
         # A run that goes on is locked before anything is read from it.
         run = None if found.path is None else resources.enter_context(closing(_on_main(comm, found.open)))
         if run is not None and found.is_done:
             return _nothing_to_do(config, run, comm)
-        env, evaluation_env = _build_envs(config, comm, resources)
-        training, goes_on = _take_up(config, env, comm, checkpoint, run)
+        training, engine, evaluation_env = framework.make_learner(config, team, resources)
+        goes_on = _take_up(training, comm, checkpoint, run)
         # Other people's code must not draw again what it drew in the iterations before.
-        seed_generators(config.seed, comm.rank, training.iteration)
-        run = _begin(config, comm, ranks, run, training.iteration, resources)
+        framework.seed(config.seed, comm.rank, training.iteration)
+        run = _begin(config, team, run, training.iteration, resources)
         note_run(run.path)
-        env.engine.log_to(run.mujoco_log_path)
+        engine.log_to(run.mujoco_log_path)
         log = resources.enter_context(run.rank_log(comm.rank))
         comm.log_to(run.path / "ranks")
         progress = resources.enter_context(run.progress(config.task, log))
@@ -100,100 +101,75 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         if found.note:
             progress.message(found.note)
         progress.message(
-            f"{config.task}: {sum(config.envs_by_rank(comm.world_size))} envs on {_count(comm.world_size, 'rank')}, "
-            f"physics by {type(env.engine).__name__}, learning on {env.device}, in {run.path}"
+            f"{config.task}: {sum(shares)} envs on {team.in_words}, physics by {type(engine).__name__}, "
+            f"learning on {team.device}, in {run.path}"
         )
         status = training.train(observer, evaluation_env)
         _settle(observer, comm)
         beats.enter("end")
-        observer.finish(status, env.engine.warning_counts)
+        observer.finish(status, engine.warning_counts)
     return Outcome(run.path, status)
 
 
-def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> None:
+def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> Framework:
+    """Check whatever can be before the processes have met; return the framework."""
     if checkpoint is not None and isinstance(resume, Path):
         raise UsageError("checkpoint and resume exclude each other: one starts a new run, the other continues one")
     check_offered(config)
     require_launcher()
-    world_size = from_environment().world_size
-    check_distributed(config, world_size)
+    framework, world_size = framework_of(config), from_environment().world_size
+    num_ranks = count_ranks(config, world_size)
+    check_distributed(config, num_ranks)
     for way in ways_to_start(checkpoint, resume):
-        check_runner(config, world_size, starts_from=way)
-    check_learner(config, world_size)
-    config.envs_by_rank(world_size)
+        framework.check_runner(config, world_size, starts_from=way)
+    framework.check(config, world_size)
+    config.envs_by_rank(num_ranks)
     require_logger(config.logger)
+    return framework
 
 
-def _join(config: TrainConfig, resources: ExitStack) -> tuple[Comm, list[dict[str, Any]]]:
-    """Return the ranks, met before any scene is built, and what ``run.json`` says of each.
-
-    Raises:
-        UsageError: they don't run the same code with the same config; the host is named.
-    """
-    from lockstep.distributed.torch_exchange import gather_json
-    from lockstep.distributed.torch_group import join
-    from lockstep.session.placement import compare, describe_rank
-
-    device = resolve_device(config.device)
-    comm = join(device)
+def _join(framework: Framework, config: TrainConfig, resources: ExitStack) -> Team:
+    """Return those who train together, met before any scene is built; they part when ``resources`` ends."""
+    team = framework.join(config)
 
     def leave(kind: object, error: BaseException | None, trace: object) -> None:
-        # After a failure of this rank alone the others are inside an exchange, and leaving would wait for them.
+        # After a failure of this process alone the others are inside an exchange, and leaving would wait for them.
         if error is None or getattr(error, "shared", False):
-            comm.close()
+            team.comm.close()
 
     resources.push(leave)
-    ranks = gather_json(describe_rank(config, device), comm, "placement")
-    compare(ranks)
-    return comm, [{name: value for name, value in rank.items() if name != "config"} for rank in ranks]
+    return team
 
 
-def _build_envs(config: TrainConfig, comm: Comm, resources: ExitStack) -> tuple[TorchEnv, TorchEnv | None]:
-    """Return this rank's share of the envs, and of those that evaluations run in."""
-    shares = config.envs_by_rank(comm.world_size)
-    env = resources.enter_context(closing(build_share(config, shares, comm.rank)))
-    if not config.evaluation.interval:
-        return env, None
-    shares = split_evenly(config.evaluation.num_episodes, comm.world_size)
-    return env, resources.enter_context(closing(build_share(config, shares, comm.rank, "evaluation")))
-
-
-def _take_up(
-    config: TrainConfig, env: TorchEnv, comm: Comm, checkpoint: Path | None, run: AnyRunDirectory | None
-) -> tuple[SessionRunner, bool]:
-    """Return the training at the point where it starts or goes on, and whether it goes on; nothing is written."""
-    training = make_runner(config, env, comm)
+def _take_up(training: SessionRunner, comm: Peers, checkpoint: Path | None, run: AnyRunDirectory | None) -> bool:
+    """Bring a training to the point where it starts or goes on; return whether it goes on. Nothing is written."""
     goes_on = run is not None and go_on(training, comm, run)
     if checkpoint is not None and not goes_on:
         load_weights(training, comm, checkpoint)
-    return training, goes_on
+    return goes_on
 
 
 def _begin(
-    config: TrainConfig,
-    comm: Comm,
-    ranks: list[dict[str, Any]],
-    run: AnyRunDirectory | None,
-    iteration: int,
-    resources: ExitStack,
+    config: TrainConfig, team: Team, run: AnyRunDirectory | None, iteration: int, resources: ExitStack
 ) -> AnyRunDirectory:
     """Return the run directory, made now if there is none, in which a new attempt goes on after ``iteration``."""
-    config_yaml = to_yaml(config) + f"world_size: {comm.world_size}  # for information\n"
+    config_yaml = to_yaml(config) + f"world_size: {team.comm.num_ranks}  # for information\n"
     attempt = attempt_info(start_from_environment(), iteration)
     if run is None:
-        return resources.enter_context(closing(_on_main(comm, _create_run, config, config_yaml, ranks, attempt)))
-    comm.on_main(lambda: run.begin_attempt(config_yaml, ranks, attempt) or "", "run directory")
+        made = _on_main(team.comm, _create_run, config, config_yaml, team.ranks, attempt)
+        return resources.enter_context(closing(made))
+    team.comm.on_main(lambda: run.begin_attempt(config_yaml, team.ranks, attempt) or "", "run directory")
     return run
 
 
-def _nothing_to_do(config: TrainConfig, run: AnyRunDirectory, comm: Comm) -> Outcome:
+def _nothing_to_do(config: TrainConfig, run: AnyRunDirectory, comm: Peers) -> Outcome:
     """Say that the run to go on with is finished, and leave it as it is."""
     with run.rank_log(comm.rank) as log, run.progress(config.task, log) as progress:
         progress.message(f"nothing to do: {run.path} is finished")
     return Outcome(run.path, "finished")
 
 
-def _on_main(comm: Comm, make: Any, *arguments: Any) -> AnyRunDirectory:
+def _on_main(comm: Peers, make: Any, *arguments: Any) -> AnyRunDirectory:
     """Let rank 0 make or open the run directory; the others get one of the same path that writes nothing."""
     made: list[RunDirectory] = []
 
@@ -205,7 +181,7 @@ def _on_main(comm: Comm, make: Any, *arguments: Any) -> AnyRunDirectory:
     return next(iter(made), None) or NullRunDirectory(Path(path))
 
 
-def _settle(observer: RunObserver, comm: Comm) -> None:
+def _settle(observer: RunObserver, comm: Peers) -> None:
     """Wait on all ranks for the last checkpoint.
 
     Raises:
@@ -223,7 +199,3 @@ def _create_run(
     return RunDirectory.create(
         config.log_root, config.task, config.run_name, config_yaml, run_info, config.max_iterations, attempt
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from lockstep.core.errors import UsageError
+from lockstep.learn.resuming import HEADER_FILE, other_framework, require_header, require_weights
+from lockstep.learn.resuming import DamagedError as DamagedError
 
 FORMAT = 1
 REQUIRED = {
@@ -25,10 +27,6 @@ REQUIRED = {
 }
 
 
-class DamagedError(UsageError):
-    """A checkpoint is not what was written."""
-
-
 def load(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint file, all tensors on the CPU; nothing in the file is executed.
 
@@ -36,6 +34,8 @@ def load(path: Path) -> dict[str, Any]:
         DamagedError: truncated or damaged.
         UsageError: missing, unreadable, or not a checkpoint of a torch run.
     """
+    if os.path.exists(os.path.join(path, HEADER_FILE)):  # noqa: PTH110, PTH118
+        raise other_framework(path, "jax", "torch")
     if os.path.isdir(path):  # noqa: PTH112 - pathlib raises for a name that is too long
         raise UsageError(f"checkpoint {path} is a folder; name a file such as {path}/model_100.pt")
     if not os.path.exists(path):  # noqa: PTH110
@@ -62,16 +62,9 @@ def load(path: Path) -> dict[str, Any]:
     except Exception as error:  # a reader that stumbles over damaged bytes may do so in any way
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise UsageError(f"checkpoint {path} is not a lockstep checkpoint ({reason})") from None
-    if not isinstance(content, dict) or not content.keys() >= REQUIRED.keys():
-        raise UsageError(f"checkpoint {path} is not a lockstep checkpoint; it lacks what lockstep writes")
-    for name, kind in REQUIRED.items():
-        if not isinstance(content[name], kind):
-            raise UsageError(f"checkpoint {path} has {name} of type {type(content[name]).__name__}; use another one")
-    if content["format"] != FORMAT:
-        raise UsageError(f"checkpoint {path} has format {content['format']}, this version reads format {FORMAT}")
-    if content["ml_framework"] != "torch":
-        raise UsageError(f"checkpoint {path} is of framework '{content['ml_framework']}', not torch")
-    return content
+    require_header(content, REQUIRED, FORMAT, "torch", path)
+    checked: dict[str, Any] = content
+    return checked
 
 
 def save(content: dict[str, Any], path: Path) -> None:
@@ -113,47 +106,15 @@ def _on_host(value: Any, devices: set[torch.device]) -> Any:
     return value
 
 
-def check_like(saved: Any, expected: Any, path: object, name: str) -> None:
-    """Compare names, shapes and dtypes of two nests of dicts and tensors.
-
-    Raises:
-        UsageError: naming the first entry of ``saved`` that does not fit.
-    """
-    if isinstance(expected, dict):
-        for inner, value in expected.items():
-            if not isinstance(saved, dict) or inner not in saved:
-                raise UsageError(f"checkpoint {path} lacks {name}.{inner}, so a run can't resume from it")
-            check_like(saved[inner], value, path, f"{name}.{inner}")
-    elif isinstance(expected, torch.Tensor):
-        found = (tuple(saved.shape), saved.dtype) if isinstance(saved, torch.Tensor) else type(saved).__name__
-        if found != (tuple(expected.shape), expected.dtype):
-            wanted = f"{tuple(expected.shape)} of {expected.dtype}"
-            raise UsageError(
-                f"checkpoint {path} has {name} as {found}, not {wanted}; use the settings it was made with"
-            )
-
-
 def load_strictly(module: nn.Module, saved: dict[str, torch.Tensor], path: object) -> None:
     """Load parameters and buffers; every name and shape must fit.
 
     Raises:
         UsageError: naming the first that does not.
     """
-    expected = module.state_dict()
-    for name, tensor in expected.items():
-        if name not in saved:
-            raise UsageError(
-                f"checkpoint {path} lacks {name}: it is of another kind of policy; keep the env and agent settings of "
-                "its run (config.yaml)"
-            )
-        if not isinstance(saved[name], torch.Tensor) or not torch.isfinite(saved[name]).all():
-            raise UsageError(f"checkpoint {path} has {name} that is no tensor of finite numbers; use an older one")
-        if saved[name].shape != tensor.shape:
-            raise UsageError(
-                f"checkpoint {path} has {name} of shape {tuple(saved[name].shape)}, the config asks for "
-                f"{tuple(tensor.shape)}; use the agent settings it was made with"
-            )
-    for name in saved:
-        if name not in expected:
-            raise UsageError(f"checkpoint {path} has {name}, which the config has no place for; use its agent settings")
+    require_weights(saved, module.state_dict(), _is_finite, path)
     module.load_state_dict(saved, strict=True)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and bool(torch.isfinite(value).all())

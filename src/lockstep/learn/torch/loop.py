@@ -1,41 +1,17 @@
 """The training loop: iterate, log, evaluate, save, stop."""
 
 import time
-from pathlib import Path
-from typing import Any, Literal, Protocol
 
 from lockstep.core import beats
 from lockstep.core.errors import RunError
-from lockstep.core.interrupts import StopReason
 from lockstep.core.saves import saving
 from lockstep.distributed.torch_sentinel import Sentinel
 from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.observer import Metrics, NonFiniteError, nonfinite_in_words
+from lockstep.learn.observer import Observer as Observer  # where runners of the user's look for it
+from lockstep.learn.observer import Status as Status
 from lockstep.learn.torch.evaluation import evaluate, summarise
-from lockstep.learn.torch.reporting import Metrics
-from lockstep.learn.torch.training import NonFiniteError, Training
-
-Status = Literal["finished"] | StopReason
-
-
-class Observer(Protocol):
-    """What follows a training: the run directory, the display, the stop signals."""
-
-    @property
-    def stop_requested(self) -> StopReason | None:
-        """Why this rank's training should save and stop, or None; the ranks agree at the end of each iteration."""
-
-    @property
-    def save_due(self) -> bool:
-        """Whether it is time for a checkpoint on this rank's clock; rank 0's decides for all."""
-
-    def record(self, metrics: Metrics) -> None:
-        """Take one iteration's metrics."""
-
-    def save(self, iteration: int, content: dict[str, Any]) -> None:
-        """Begin to keep a checkpoint; the content may change as soon as this returns."""
-
-    def save_failure(self, iteration: int, content: dict[str, Any]) -> Path | None:
-        """Keep the state of a training that can't go on, apart from the checkpoints; return where."""
+from lockstep.learn.torch.training import Training
 
 
 def train(training: Training, observer: Observer, evaluation_env: TorchEnv | None = None) -> Status:
@@ -88,9 +64,4 @@ def _iterate(training: Training, observer: Observer) -> Metrics:
             path = training.comm.on_main(
                 lambda: str(observer.save_failure(training.iteration, content) or ""), "failure"
             )
-        where = f"the state is in {path}" if path else "the state could not be saved"
-        raise RunError(
-            f"not finite in iteration {training.iteration + 1}: {error}; {where}; "
-            "a smaller agent.learning_rate or bounds on rewards and observations may help",
-            shared=True,
-        ) from None
+        raise RunError(nonfinite_in_words(training.iteration + 1, error, path), shared=True) from None

@@ -8,10 +8,9 @@ from lockstep.core.interrupts import StopReason
 from lockstep.core.types import Comm
 from lockstep.envs.episodes import summarise
 from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.observer import Metrics as Metrics
 from lockstep.learn.torch.ppo import RIDERS, UpdateResult
 
-Metrics = dict[str, float | int | None]
-"""As ``core.metrics`` takes them, and still open for more."""
 PHASES = ("rollout", "update", "wait")
 
 

@@ -9,12 +9,22 @@ from typing import Any
 import torch
 
 from lockstep.core import beats
-from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import StopReason
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm
 from lockstep.envs.torch_env import TorchEnv
-from lockstep.learn.config import TrainConfig
+from lockstep.learn.config import PpoConfig, TrainConfig
+from lockstep.learn.observer import NonFiniteError as NonFiniteError
+from lockstep.learn.observer import no_clock, nobody_asks
+from lockstep.learn.resuming import (
+    incomplete_in_words,
+    require_iterations,
+    require_like,
+    require_num_envs,
+    require_parts,
+    require_settings,
+    require_task,
+)
 from lockstep.learn.torch import checkpoint, sharding
 from lockstep.learn.torch.diagnosis import Finding, first_nonfinite
 from lockstep.learn.torch.minibatches import Dealer
@@ -26,26 +36,12 @@ from lockstep.learn.torch.rollout import ActionNoise, allocate, collect
 _ONE_AT_A_TIME = threading.Lock()  # torch's generator is one for all threads
 
 
-class NonFiniteError(Exception):
-    """A tensor was not finite; the message names it and its rank. Every rank raises the same."""
-
-
-def nobody_asks() -> StopReason | None:
-    """Return None: there is no reason to stop."""
-    return None
-
-
-def no_clock() -> bool:
-    """Return False: no checkpoint is ever due by the clock."""
-    return False
-
-
 def make_policy(config: TrainConfig, env: TorchEnv) -> ActorCritic:
     """Return a policy for the env, initialised from the seed: the same on every rank, device and in every dtype."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed the caller's CUDA generators for good.
         torch.default_generator.manual_seed(stream_seed(config.seed, "policy"))
-        policy = ActorCritic(config.agent, dict(env.task.num_observations), env.task.action_space)
+        policy = ActorCritic(config.agent_as(PpoConfig), dict(env.task.num_observations), env.task.action_space)
     policy.cast_parameters_(env.dtype)
     return policy.to(env.device)
 
@@ -65,7 +61,7 @@ class Training:
 
     def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
         self.config, self.env, self.comm = config, env, comm
-        agent = config.agent
+        agent = config.agent_as(PpoConfig)
         self.policy = make_policy(config, env)
         self.total_envs, self._first_env = _place_among_envs(env, comm)
         dealer = Dealer(config.seed, env.env_ids, agent.num_mini_batches, self.policy.recurrent, agent.chunk_size)
@@ -188,8 +184,7 @@ class Training:
         self.comm.broadcast_(self.replicated_state(), "weights")
 
     def _load_weights(self, saved: Mapping[str, Any], path: object) -> str:
-        if saved["task"] != self.config.task:
-            raise UsageError(f"checkpoint {path} is of task '{saved['task']}', not '{self.config.task}'")
+        require_task(saved, self.config.task, path)
         checkpoint.load_strictly(self.policy, saved["policy"], path)
         return ""
 
@@ -219,7 +214,7 @@ class Training:
 
     def _load_replicated(self, saved: Mapping[str, Any], path: object) -> str:
         """Check a whole checkpoint and load what all ranks have alike; return the counters as JSON."""
-        try:
+        with incomplete_in_words(path):
             self._load_weights(saved, path)
             self._check(saved, path)
             # A rate that the user has changed is the new one to start from; otherwise the schedule goes on.
@@ -229,38 +224,18 @@ class Training:
             counters = {"iteration": saved["iteration"], "env_steps": saved["env_steps"]}
             counters["wall_s"] = float(saved["wall_s"])
             return json.dumps(counters | {"num_steps": saved["env"]["num_steps"]})
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise UsageError(f"checkpoint {path} is incomplete or was changed ({reason}); use another one") from error
 
     def _check(self, saved: Mapping[str, Any], path: object) -> None:
-        missing = [name for name in ("optimizer", "learning_rate", "env", "memory") if name not in saved]
-        if missing:
-            raise UsageError(f"checkpoint {path} has no {missing[0]}, so a run can't resume from it; use --checkpoint")
-        before, now = saved["config"], self.config.model_dump(mode="json")
-        for name in ("seed", "dtype", "agent.init_std"):
-            *group, field = name.split(".")
-            then, asked = ((config[group[0]] if group else config)[field] for config in (before, now))
-            if then != asked:
-                raise UsageError(
-                    f"checkpoint {path} has {name} {then}, not {asked}; a run resumes with the {name} it had (to "
-                    "change it, start a new run with --checkpoint)"
-                )
+        require_parts(saved, ("optimizer", "learning_rate", "env", "memory"), path)
+        now = self.config.model_dump(mode="json")
+        require_settings(saved["config"], now, ("seed", "dtype", "agent.init_std"), path)
         num_envs = saved["env"]["episode_length"].shape[0]
-        if num_envs != self.total_envs:
-            raise UsageError(
-                f"checkpoint {path} has {num_envs} envs, not {self.total_envs}; a run resumes with as many as it "
-                "had (to change them, start a new run with --checkpoint)"
-            )
+        require_num_envs(num_envs, self.total_envs, path)
         expected = sharding.with_rows(self._env_rows(), num_envs)
         memory = {name: rows.transpose(0, 1) for name, rows in expected.pop("memory").items()}
-        checkpoint.check_like(saved["env"], expected, path, "env")
-        checkpoint.check_like(saved["memory"], memory, path, "memory")
-        if saved["iteration"] > self.config.max_iterations:
-            raise UsageError(
-                f"checkpoint {path} is of iteration {saved['iteration']}, past max_iterations "
-                f"{self.config.max_iterations}, which is the total; use a larger --max_iterations"
-            )
+        require_like(saved["env"], expected, path, "env")
+        require_like(saved["memory"], memory, path, "memory")
+        require_iterations(saved["iteration"], self.config.max_iterations, path)
 
 
 def _place_among_envs(env: TorchEnv, comm: Comm) -> tuple[int, int]:

@@ -1,0 +1,77 @@
+"""Whole episodes under the deterministic policy."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lockstep.core.types import Array, Observations
+from lockstep.envs.jax_env import EnvNoise, EnvState, JaxEnv
+from lockstep.learn.jax.episodes import episode_metrics
+from lockstep.learn.jax.statistics import local_parameters, psum
+
+
+class Episodes(NamedTuple):
+    """One finished episode per env; those of padded envs are zeros."""
+
+    term_returns: jax.Array  # (num_envs, num_terms) float64, the sum of each reward term
+    lengths: jax.Array  # (num_envs,) float64 in env steps
+
+
+class _Progress(NamedTuple):
+    env: EnvState
+    memory: Array
+    totals: jax.Array  # (num_envs, num_terms + 1) float64
+    running: jax.Array  # (num_envs,) bool
+    num_steps: jax.Array  # () int32
+
+
+def run_episodes(
+    env: JaxEnv, act: Callable[[Observations, Array], tuple[jax.Array, Array]], memory: Array, env_ids: jax.Array
+) -> Episodes:
+    """Run every env from a reset to the end of its first episode.
+
+    The envs start at counter 0 of their streams, so every evaluation meets the same episodes. Ranks go their own ways,
+    each until its own episodes are over: nothing is exchanged.
+
+    Args:
+        env: of the evaluation.
+        act: gives actions and the next memory, for raw observations and the memory.
+        memory: that episodes start with, arrays ``(num_envs, ...)``; envs are never started again, so it is never
+            cleared.
+        env_ids: ``(num_envs,)`` int32; -1 is padding.
+    """
+    num_terms = len(env.task.reward_terms)
+
+    def is_going_on(progress: _Progress) -> jax.Array:
+        return progress.running.any() & (progress.num_steps < env.config.max_episode_steps)
+
+    def one_step(progress: _Progress) -> _Progress:
+        noise = env.noise(env_ids, progress.num_steps + 1, 1)
+        actions, memory = act(progress.env.observations, progress.memory)
+        state, transition = env.step(progress.env, actions, EnvNoise(*(rows[0] for rows in noise)))
+        running = progress.running[:, None]
+        totals = progress.totals + jnp.concatenate(
+            (jnp.where(running, transition.reward_terms, 0.0).astype(jnp.float64), running.astype(jnp.float64)), axis=1
+        )
+        return _Progress(state, memory, totals, progress.running & ~transition.done, progress.num_steps + 1)
+
+    start = _Progress(
+        env=env.reset(env_ids),
+        memory=memory,
+        totals=jnp.zeros((env_ids.shape[0], num_terms + 1), jnp.float64),
+        running=env_ids >= 0,
+        num_steps=jnp.zeros((), jnp.int32),
+    )
+    totals = jax.lax.while_loop(is_going_on, one_step, local_parameters(start)).totals
+    return Episodes(totals[:, :-1], totals[:, -1])
+
+
+def summarise(episodes: Episodes, env_ids: jax.Array, reward_terms: tuple[str, ...]) -> dict[str, jax.Array]:
+    """Return means over the episodes that all ranks have shared out, the same on every rank."""
+    count = (env_ids >= 0).sum(dtype=jnp.float64).reshape(1)
+    sums = jnp.concatenate((episodes.term_returns.sum(0), episodes.lengths.sum(keepdims=True), count))
+    metrics = episode_metrics(psum(sums), reward_terms)
+    del metrics["num_episodes"]  # the config says how many there are
+    return metrics

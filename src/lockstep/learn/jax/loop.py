@@ -1,0 +1,65 @@
+"""The training loop of JAX: iterate, log, evaluate, save, stop."""
+
+import time
+
+from lockstep.core import beats
+from lockstep.core.errors import RunError
+from lockstep.core.saves import saving
+from lockstep.distributed.jax_sentinel import Sentinel
+from lockstep.learn.jax.training import Training
+from lockstep.learn.observer import Metrics, NonFiniteError, Observer, Status, nonfinite_in_words
+
+
+def train(training: Training, observer: Observer) -> Status:
+    """Go on training up to ``max_iterations`` of its config, or until the observer asks to stop.
+
+    Args:
+        training: new, or taken up from a checkpoint.
+        observer: is told everything, on each process.
+
+    Raises:
+        RunError: a check of the algorithm failed; it is named and the state is saved.
+    """
+    config = training.config
+    sentinel = Sentinel(training.ranks, config.sentinel_interval, training.comm.gather_text)
+    began = time.perf_counter() - training.wall_s
+    while training.iteration < config.max_iterations:
+        metrics = _iterate(training, observer)
+        last = training.iteration == config.max_iterations
+        stop = training.stop_agreed
+        is_kept = bool(stop) or last or training.save_agreed or training.iteration % config.checkpoints.interval == 0
+        sentinel.check(training.iteration, training.state.replicated, is_kept)
+        if training.evaluates and (last or training.iteration % config.evaluation.interval == 0):
+            metrics |= training.evaluate()
+        training.wall_s = time.perf_counter() - began
+        observer.record(metrics | {"wall_s": training.wall_s})
+        if is_kept:
+            # Every process says so: if one were ended meanwhile, since it was told to, the others' save would be lost.
+            with saving(), beats.within("save"):
+                observer.save(training.iteration, training.state_dict())
+        if stop and not last:
+            return stop
+    return "finished"
+
+
+class JaxRunner(Training):
+    """Any algorithm as the session runs it; ``train`` is the function above."""
+
+    def train(self, observer: Observer, evaluation_env: object = None) -> Status:
+        """Go on training up to ``max_iterations``, or until the observer asks to stop.
+
+        ``evaluation_env`` is left alone: the algorithm was given its own.
+        """
+        return train(self, observer)
+
+
+def _iterate(training: Training, observer: Observer) -> Metrics:
+    try:
+        return training.iterate(lambda: observer.stop_requested, lambda: observer.save_due)
+    except NonFiniteError as error:
+        with saving(), beats.within("save"):
+            content = training.state_dict()
+            path = training.comm.on_main(
+                lambda: str(observer.save_failure(training.iteration, content) or ""), "failure"
+            )
+        raise RunError(nonfinite_in_words(training.iteration + 1, error, path), shared=True) from None

@@ -1,0 +1,192 @@
+"""What a session needs of a machine-learning framework. Each has one object that does it all, found by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from lockstep.core.errors import UsageError
+from lockstep.core.files import exists
+from lockstep.core.registry import Registry, load
+from lockstep.distributed.local_devices import count_local_devices
+from lockstep.learn.resuming import HEADER_FILE
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lockstep.core.types import Engine, Peers, PureEngine
+    from lockstep.learn.config import TrainConfig
+    from lockstep.session.policy import Policy
+    from lockstep.session.runner import SessionRunner
+
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FrameworkEntry:
+    """What is known of a framework without loading it."""
+
+    framework: str
+    """Import string of a ``Framework``."""
+    ranks_are_devices: bool
+    """Whether each device of a process is a rank; else each process is one."""
+    has_coordinator: bool
+    """Whether ``--coordinator_address`` says where its processes meet; else they meet at torchrun's store alone."""
+
+
+FRAMEWORKS: Registry[FrameworkEntry] = Registry("ml_framework")
+FRAMEWORKS.register("torch", FrameworkEntry("lockstep.session.torch_session:TORCH", False, False))
+FRAMEWORKS.register("jax", FrameworkEntry("lockstep.session.jax_session:JAX", True, True))
+
+
+@dataclass(frozen=True)
+class Team:
+    """Those who train together, met."""
+
+    comm: Peers
+    """The processes, as they see one another."""
+    ranks: list[dict[str, Any]]
+    """Of each rank, where it runs, for ``run.json``."""
+    in_words: str
+    """How many ranks there are, and what they are."""
+    device: str
+    """Where this process learns."""
+    mesh: Any = None
+    """How the framework sees the ranks, if that is more than ``comm`` tells."""
+
+
+class Learner(NamedTuple):
+    """What trains, with the envs that it needs."""
+
+    runner: SessionRunner
+    engine: Engine | PureEngine
+    """Of the envs that it learns from."""
+    evaluation_env: Any = None
+    """This process's share of the envs for evaluations; None if there are no evaluations, or ``runner`` has its own."""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Whole episodes of a policy."""
+
+    returns: np.ndarray  # (num_episodes,) float64
+    lengths: np.ndarray  # (num_episodes,) float64, in env steps
+    term_returns: dict[str, np.ndarray] = field(default_factory=dict)  # reward term -> (num_episodes,) float64
+
+
+class Framework(Protocol):
+    """All that differs between frameworks in the life of a run. Every rank calls the same methods in the same order."""
+
+    name: str
+
+    def check(self, config: TrainConfig, num_processes: int) -> None:
+        """Check that lockstep's own learner, if the config has no runner, can train in so many processes.
+
+        Raises:
+            UsageError: it can't.
+        """
+
+    def check_runner(self, config: TrainConfig, world_size: int, *, starts_from: str = "") -> None:
+        """Check the config's runner, if it has one, without making one.
+
+        Args:
+            config: of the run.
+            world_size: processes of the job.
+            starts_from: ``checkpoint`` or ``resume`` if the training goes on from somewhere.
+
+        Raises:
+            UsageError: it can't be loaded, is none, can't train in so many processes, or can't go on from there.
+        """
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return the context in which everything below is to be called."""
+
+    def join(self, config: TrainConfig) -> Team:
+        """Meet the other processes, before anything is built.
+
+        Raises:
+            UsageError: no such devices, or the processes don't run the same code with the same config.
+            RunError: processes are missing; they are named.
+        """
+
+    def prepare(self, config: TrainConfig, rank: int) -> None:
+        """Set this process up for a training: threads, memory, and every random generator that is not ours."""
+
+    def seed(self, seed: int, rank: int, iteration: int) -> None:
+        """Seed every random generator that is not ours for a training that goes on after an iteration."""
+
+    def make_learner(self, config: TrainConfig, team: Team, resources: ExitStack) -> Learner:
+        """Return what trains by this config, at the point where it starts; it is closed with ``resources``.
+
+        Raises:
+            UsageError: the config asks for what can't be.
+        """
+
+    def load(self, path: Path) -> Content:
+        """Return the content of a checkpoint, in the memory of the host; nothing in it is executed.
+
+        Raises:
+            DamagedError: truncated or damaged.
+            UsageError: missing, unreadable, or not a checkpoint of this framework.
+        """
+
+    def save(self, content: Content, path: Path) -> None:
+        """Write a checkpoint."""
+
+    def snapshot(self, content: Content) -> Callable[[Path], None]:
+        """Copy a checkpoint's content and return what writes the copy, in any thread."""
+
+    def load_policy(self, path: Path, device: str) -> Policy:
+        """Return the policy of a checkpoint.
+
+        Raises:
+            UsageError: it can't be loaded.
+        """
+
+    def evaluate(self, policy: Policy, config: TrainConfig, num_episodes: int) -> Episodes:
+        """Run whole episodes with the most likely actions, one per env, all at once.
+
+        Args:
+            policy: that ``load_policy`` returned.
+            config: with the device, the seed and the env's settings.
+            num_episodes: how many.
+        """
+
+
+def count_ranks(config: TrainConfig, num_processes: int) -> int:
+    """Return how many ranks so many processes will be. Nothing is loaded, and no device is started."""
+    if not (FRAMEWORKS.get(config.ml_framework).ranks_are_devices and config.enable_multi_devices):
+        return num_processes
+    return num_processes * count_local_devices(config.device, config.num_devices, num_processes)
+
+
+def framework_of(config: TrainConfig) -> Framework:
+    """Return the framework that a config asks for."""
+    return _load(config.ml_framework)
+
+
+def framework_of_checkpoint(path: Path) -> Framework:
+    """Return the framework that can say most of a checkpoint: that of its kind, or torch if it is none at all."""
+    return _load("jax" if _is_folder_of_jax(path) else "torch")
+
+
+def require_same_framework(path: Path, config: TrainConfig) -> None:
+    """Raise UsageError if a checkpoint is of another framework than the config asks for."""
+    found, wanted = framework_of_checkpoint(path).name, config.ml_framework
+    if found != wanted and exists(path):
+        raise UsageError(f"checkpoint {path} is of framework '{found}', not {wanted}; use --ml_framework {found}")
+
+
+def _is_folder_of_jax(path: Path) -> bool:
+    try:
+        return (path / HEADER_FILE).exists() or (path.name.startswith("model_") and path.is_dir())
+    except OSError:  # a name that no path may have
+        return False
+
+
+def _load(name: str) -> Framework:
+    framework: Framework = load(FRAMEWORKS.get(name).framework)
+    return framework

@@ -1,0 +1,92 @@
+"""Trainings with JAX as a user starts them, small enough that compiling takes most of their time."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from lockstep.session import train as session
+from lockstep.session.make_config import make_config
+from tests.multiproc.commands import lockstep, metrics_of, only_run
+
+TASK = "cartpole_classic"
+JAX = (
+    "--ml_framework",
+    "jax",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float64",
+    "--logger",
+    "none",
+    "--evaluation.interval",
+    "0",
+)
+PPO = (
+    TASK, *JAX, "--total_envs", "32", "--agent.num_steps_per_env", "8", "--agent.num_learning_epochs", "2",
+    "--agent.actor_hidden_dims", "16", "--agent.critic_hidden_dims", "16", "--agent.schedule", "fixed",
+    "--env.max_episode_steps", "20", "--checkpoints.interval", "1",
+)  # fmt: skip
+OWN = (
+    TASK, *JAX, "--total_envs", "32", "--agent.num_steps_per_env", "8", "--env.max_episode_steps", "20",
+    "--env.action_kind", "discrete", "--runner", "own_jax_algorithm:Algorithm", "--checkpoints.interval", "2",
+)  # fmt: skip
+SAC: dict[str, Any] = {
+    "algorithm": "sac", "ml_framework": "jax", "device": "cpu", "dtype": "float64", "max_iterations": 5,
+    "logger": "none", "evaluation": {"interval": 0}, "env": {"max_episode_steps": 20},
+    "agent": {
+        "num_steps_per_env": 4, "num_updates": 3, "batch_size": 32, "replay_size": 1024, "learning_starts": 100,
+        "actor_hidden_dims": (16,), "critic_hidden_dims": (16,),
+    },
+}  # fmt: skip
+"""What ``make_config`` takes, but for the envs of each rank; 16 of all ranks learn from the second iteration on."""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_jax_algorithm.py"
+TIMEOUT_S = 240.0
+
+
+def with_example() -> None:
+    """Put the example of an algorithm into the current folder, where ``OWN`` finds it."""
+    shutil.copy(EXAMPLE, EXAMPLE.name)
+
+
+def train(*arguments: str) -> Path:
+    """Train in one process to the end; return the one run directory."""
+    done = lockstep("train", *arguments, timeout_s=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    return only_run(TASK)
+
+
+def train_here(**settings: Any) -> Path:
+    """Train in this process, on as many of its devices as is said; return the run directory."""
+    jax.config.update("jax_disable_most_optimizations", True)  # which compiles in a third of the time
+    try:
+        return session.train(make_config(TASK, **settings)).run_path
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+def untimed(records: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Return what was recorded but for times, with -1 for what has no value."""
+    timed = ("time/", "wall_s", "steps_per_s")
+    return [
+        {name: -1.0 if value is None else value for name, value in record.items() if not name.startswith(timed)}
+        for record in records
+    ]
+
+
+def assert_same_curve(run: Path, expected: Sequence[dict[str, Any]]) -> None:
+    """The run has recorded the same iterations, and the same numbers to 1e-6."""
+    found = untimed(metrics_of(run))
+    assert [record["iteration"] for record in found] == [record["iteration"] for record in expected]
+    for one, other in zip(found, untimed(expected), strict=True):
+        assert one == pytest.approx(other, rel=1e-6, abs=1e-6)
+
+
+def ranks_of(run: Path) -> list[tuple[int, int, str]]:
+    """Return rank, process and device of every rank of the newest attempt."""
+    attempt = json.loads((run / "run.json").read_text())["attempts"][-1]
+    return [(rank["rank"], rank["process"], rank["device"]) for rank in attempt["ranks"]]
