@@ -137,7 +137,7 @@ def test_a_job_goes_on_until_it_is_cancelled(cluster: SlurmCluster) -> None:
     cluster.command("scontrol", "requeue", job_id)
     check_goes_on(cluster, job_id, 3, progress()["iteration"])
     assert attempts()[2]["iteration"] >= stopped["iteration"]
-    check_status(cluster, f"{job_id} RUNNING on node[0-1]", "requeued 2 time(s)", "running, iteration")
+    check_status(cluster, f"{job_id} RUNNING on node[0-1]", "requeued 2 times", "running, iteration")
 
     cluster.command("scancel", job_id)
     job = cluster.wait_for(job_id, lambda job: job["JobState"] in OVER, TIMEOUT_S)

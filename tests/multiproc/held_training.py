@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-MODULE = "lockstep.learn.torch.training"
+MODULES = ("lockstep.learn.torch.training", "lockstep.learn.jax.training")
 
 
 class Plant(MetaPathFinder):
@@ -24,7 +24,7 @@ class Plant(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != MODULE:
+        if name not in MODULES:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

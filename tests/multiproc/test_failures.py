@@ -113,8 +113,10 @@ def test_a_rank_that_hangs_is_ended_and_shown_with_its_stack() -> None:
     calls = block[block.index("  where it was, the innermost call first:") + 1 :]
     assert calls[0].endswith("in spin_forever")
     assert any("iteration" in line and "3/100000" in line for line in calls)  # the last that it printed
-    assert block[-1].startswith("  its full log: ")
-    assert Path(block[-1].removeprefix("  its full log: ")).is_file()
+    (log,) = [line for line in block if line.startswith("  its full log: ")]
+    assert Path(log.removeprefix("  its full log: ")).is_file()
+    assert block[-1].startswith("  all blocks: ")
+    assert block[0] in Path(block[-1].removeprefix("  all blocks: ")).read_text().splitlines()
     assert block[0] in job.lines_of("failure.txt")
     kept = job.lines_of("failure.txt")
     assert calls[0] in kept

@@ -10,6 +10,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -144,7 +145,7 @@ except LookupError:
     assert lines[0].startswith(f"lockstep: error: rank 1 (local rank 1 on {socket.gethostname()}, cpu, pid ")
     assert lines[0].endswith(") ended with exit code 7")
     assert "  LookupError: not there" in lines
-    log = Path(lines[-1].removeprefix("  its full log: "), "stderr.log")
+    log = Path(lines[-1].removeprefix("  logs in "), "stderr.log")
     assert log.read_text().endswith("LookupError: not there\n")
     assert "torch" not in errors
     assert not psutil.pid_exists(int(Path("straggler").read_text()))
@@ -180,10 +181,10 @@ def test_a_rank_of_a_script_that_ends_early_and_well_is_named() -> None:
     script = """
 if rank == 1:
     note("gone")
+    time.sleep(3.0)  # it unloads its libraries, long after its connections are closed
     os._exit(0)
 while not Path("gone_1").exists():
     time.sleep(0.02)
-time.sleep(0.5)
 sys.exit("Connection closed by peer")
 """
     code, _, errors = script_on_two_ranks(script).end()
@@ -274,10 +275,17 @@ while True:
     launch = script_on_two_ranks(script)
     wait_for(lambda: noted("ready"))
     wait_for(lambda: len(psutil.Process(launch.process.pid).children()) == 1)  # torchrun's agent, and no zombies
+    launch.send(signal.SIGTSTP)  # Ctrl-Z, which would stop the launcher alone
+    time.sleep(0.3)
     launch.send(signal.SIGINT)
     wait_for(lambda: noted("heard"))
     launch.send(signal.SIGINT)
-    assert launch.end() == (130, "", "")
+    code, output, errors = launch.end()
+    assert (code, output) == (130, "")
+    assert errors.splitlines() == [
+        "lockstep: Ctrl-Z does not stop a job of several processes; Ctrl-C ends it",
+        "lockstep: killed",
+    ]
     assert temporary_folders() == []
 
 

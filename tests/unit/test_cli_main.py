@@ -1,7 +1,9 @@
 import errno
+import importlib
 import resource
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +138,43 @@ def test_exit_codes_of_real_processes() -> None:
     assert "did you mean 'cartpole_balance'?" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
+
+
+class Interrupting:
+    """Ctrl-C while Python looks for a module."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == self._module:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("module", ["lockstep.cli.main", "lockstep.cli.tasks"])
+def test_ctrl_c_before_there_is_anybody_to_take_it(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(module), *sys.meta_path])
+    monkeypatch.setattr(sys, "argv", ["lockstep", "tasks"])
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    name, _, function = project["scripts"]["lockstep"].partition(":")
+    try:
+        code = getattr(importlib.import_module(name), function)()
+    except KeyboardInterrupt:
+        pytest.fail("it got through")
+    assert code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_words_of_thousands_of_characters_are_cut(
+    command: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = 500 * "p"
+    assert command(UsageError(f"unexpected {5000 * 'x'}yz in {path}")) == 2
+    shown = capsys.readouterr().err
+    assert shown == f"lockstep: error: unexpected {80 * 'x'}... [5002 characters] ...{18 * 'x'}yz in {path}\n"
 
 
 def test_a_reader_that_goes_away_is_no_reason_for_a_traceback() -> None:

@@ -78,6 +78,8 @@ def test_a_run_stands_for_its_latest_checkpoint(played: list[tuple[Any, ...]], t
         ([], "what to play? Give --run RUN_DIR or --checkpoint PATH"),
         (["--run", "a", "--checkpoint", "b"], "both --run and --checkpoint are given; keep one"),
         (["--run", "nowhere"], "nowhere"),
+        (["--run", 300 * "x"], "(file name too long)"),
+        (["--checkpoint", 300 * "x"], "can't be looked at (file name too long)"),
         (["--checkpoint", "m.pt", "--video", "f.mp4"], "this version has no video yet"),
         (["--checkpoint", "m.pt", "--num_episodes", "0"], "num_episodes must be at least 1, not 0"),
         (["--checkpoint", "m.pt", "--num_episodes", "many"], "num_episodes must be a whole number, not 'many'"),

@@ -1,6 +1,5 @@
 """``lockstep slurm`` as a user types it: what it writes and prints, and what it refuses before it writes anything."""
 
-import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import main
+from tests.unit.slurm_fixtures import TRAIN, call, make_run, written
 
 Program = Callable[[str, str], None]
 
@@ -26,16 +25,6 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
         (folder / name).chmod(0o755)
 
     return make
-
-
-def written() -> list[str]:
-    return sorted(str(path) for path in Path().rglob("*"))
-
-
-def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(["slurm", *argv])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def work_of(path: str | Path) -> list[str]:
@@ -67,7 +56,7 @@ def work_of(path: str | Path) -> list[str]:
     ],
 )
 def test_a_training(flags: list[str], work: list[str] | None, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, *flags)
+    code, out, err = call(capsys, "--cpus_per_task", "8", *flags)
     assert (code, err) == (0, "")
     assert out == "slurm/cartpole_swingup.sh is written; sbatch slurm/cartpole_swingup.sh submits it (or --submit)\n"
     assert written() == ["slurm", "slurm/cartpole_swingup.sh"]
@@ -118,7 +107,7 @@ def test_a_runner_that_can_not_go_on_is_refused_now_and_not_in_the_queue(
     assert call(capsys, *work, "runner_for_slurm:Long")[0] == 0
 
 
-TRAIN = ["--", "train", "cartpole_swingup"]
+LONG = 300 * "x"  # more than a name may have
 
 
 @pytest.mark.parametrize(
@@ -162,6 +151,16 @@ TRAIN = ["--", "train", "cartpole_swingup"]
         ([*TRAIN, "--run_name", "a\nb"], ["line break"]),
         (["--nodes", "3", *TRAIN, "--total_envs", "8"], ["total_envs 8", "3 ranks"]),
         (["--submit", *TRAIN], ["sbatch is not here"]),
+        (["--sbatch", "--nodes=3", *TRAIN], ["write --sbatch=--nodes=3"]),
+        (["--sbatch=--comment=a b", *TRAIN], ["'b' belongs to no option", """--sbatch='--comment="a b"'"""]),
+        (["--sbatch=--exclusive --comment a b -v", *TRAIN], ["""--sbatch='--comment "a b"'"""]),
+        (["--script", f"slurm/{LONG}", *TRAIN], ["can't be made (file name too long)"]),
+        (["--script", f"slurm/{LONG[:250]}", *TRAIN], ["file name too long; choose a shorter name"]),  # with .tmp-
+        (["--output_dir", f"new/{LONG}", *TRAIN], ["can't be made (file name too long)"]),
+        (["--", f"{LONG}.py"], ["does not exist (file name too long)"]),
+        ([*TRAIN, "--resume", LONG], ["(file name too long)"]),
+        ([5000 * "y", *TRAIN], ["unexpected 'yyy", "(5002 characters)"]),
+        ([*TRAIN, f"--{5000 * 'y'}"], ["unknown flag '--yyy", "[5005 characters]"]),
         (["status"], ["which run?"]),
         (["status", "nowhere"], ["no run directory nowhere"]),
         (["status", "a", "b"], ["unexpected 'b'"]),
@@ -175,13 +174,14 @@ def test_refused_in_one_line_before_anything_is_written(
     assert (code, out) == (2, "")
     assert err.startswith("lockstep: error: ")
     assert err.count("\n") == 1
+    assert len(err) < 1200
     assert all(word in err for word in words), err
     assert written() == []
 
 
 def test_submit(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     program("sbatch", 'printf "%s\\n" "$@" > submitted; echo "77;alpha"')
-    code, out, err = call(capsys, "--submit", *TRAIN)
+    code, out, err = call(capsys, "--submit", "--cpus_per_task=8", *TRAIN)
     assert (code, err) == (0, "")
     assert out == (
         "job 77 is submitted (slurm/cartpole_swingup.sh); it prints to slurm/cartpole_swingup_77.out and "
@@ -195,7 +195,7 @@ def test_submit(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_job_that_slurm_does_not_take(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     program("sbatch", 'echo "sbatch: error: Batch job submission failed:\n  Invalid partition" >&2; exit 1')
-    code, out, err = call(capsys, "--submit", *TRAIN)
+    code, out, err = call(capsys, "--submit", "--cpus_per_task=8", *TRAIN)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "submission failed: Invalid partition; slurm/cartpole_swingup.sh is written" in err
 
@@ -205,7 +205,7 @@ def test_a_job_of_which_nobody_knows_whether_it_was_taken(
 ) -> None:
     monkeypatch.setattr("lockstep.launch.slurm_commands._TIMEOUT_S", 0.3)
     program("sbatch", "exec /bin/sleep 60")
-    code, out, err = call(capsys, "--submit", *TRAIN)
+    code, out, err = call(capsys, "--submit", "--cpus_per_task=8", *TRAIN)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "look with squeue whether the job is there before you submit slurm/cartpole_swingup.sh again" in err
 
@@ -224,17 +224,6 @@ JobId=77 JobName=x JobState=FAKE Reason=No Dependency=
 UNKNOWN_JOB = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
 
 
-def make_run(status: str, **run: object) -> Path:
-    path = Path("logs/cartpole_swingup/2026-05-01_09-00-00")
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text("task: cartpole_swingup\n")
-    attempt = {"start_time": "2026-05-01T09:00:00.123+02:00", "host": "node0", "world_size": 8}
-    (path / "run.json").write_text(json.dumps({"attempts": [attempt, attempt | {"host": "node1"}], **run}))
-    progress = {"iteration": 120, "max_iterations": 500, "env_steps": 3932160, "wall_s": 210.4, "status": status}
-    (path / "progress.json").write_text(json.dumps(progress | {"checkpoint": "checkpoints/model_100.pt"}))
-    return path
-
-
 def status_of(capsys: pytest.CaptureFixture[str], run: Path) -> dict[str, str]:
     code, out, err = call(capsys, "status", str(run))
     assert (code, err) == (0, "")
@@ -246,13 +235,13 @@ def test_status_of_a_job_that_runs(program: Program, capsys: pytest.CaptureFixtu
     run = make_run("running", run_key="slurm-77")
     assert status_of(capsys, run) == {
         "run": str(run),
-        "job": "77 RUNNING on node[0-1] for 00:10:00 of 1-00:00:00; requeued 2 time(s)",
+        "job": "77 RUNNING on node[0-1] for 00:10:00 of 1-00:00:00; requeued 2 times",
         "output": "/w/my slurm/x_77.out and /w/my slurm/x_77.err",
         "progress": "running, iteration 120 of 500, 3,932,160 env steps in 210 s",
         "checkpoint": "checkpoints/model_100.pt",
         "attempts": "2",
-        "1": "2026-05-01T09:00:00 on node0, 8 rank(s)",
-        "2": "2026-05-01T09:00:00 on node1, 8 rank(s)",
+        "1": "2026-05-01T09:00:00 on node0, 8 ranks",
+        "2": "2026-05-01T09:00:00 on node1, 8 ranks",
     }
 
 
@@ -330,6 +319,15 @@ def test_status_of_the_element_that_has_the_id_of_its_array(
     other = SHOW_JOB.format(state="FAILED", reason="None").replace("JobId=77", "JobId=76")
     program("scontrol", f"{other}\necho\n{SHOW_JOB.format(state='RUNNING', reason='None')}")
     assert status_of(capsys, make_run("running", run_key="slurm-77"))["job"].startswith("77 RUNNING")
+
+
+def test_status_of_a_preempted_run_while_slurm_is_silent(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "error: s_p_parse_file: unable to read conf\nerror: ClusterName\nscontrol: fatal: Unable to process file"
+    program("scontrol", f'echo "{said}" >&2; exit 1')
+    told = status_of(capsys, make_run("preempted", run_key="slurm-77"))
+    assert told["job"] == "77, whose state is not known (scontrol: fatal: Unable to process file)"
+    assert "squeue" in told["next"]
+    assert "-- train --resume" in told["next"]
 
 
 def test_status_of_a_run_that_no_job_made(program: Program, capsys: pytest.CaptureFixture[str]) -> None:

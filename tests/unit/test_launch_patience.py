@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.core import run_directory
 from lockstep.core.outcome import ATTEMPT_DIR, RankOutcome, note_run, write_outcome
 from lockstep.launch import ends, failures, local
 from lockstep.launch import report as report_module
@@ -126,7 +127,7 @@ def test_a_failure_that_can_not_be_noted_is_said_to_be_so(
     note()
     assert said == []
     wait_less(monkeypatch)
-    os.mkfifo(tmp_path / "run" / "progress.json")
+    monkeypatch.setattr(run_directory, "mark_failed", lambda *words: time.sleep(30.0))
     assert not mark_run(made, "words")
     (tmp_path / "run" / FILE).unlink()
     os.mkfifo(tmp_path / "run" / FILE)

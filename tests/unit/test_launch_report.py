@@ -30,7 +30,7 @@ def test_a_hidden_rank_is_shown_with_its_traceback(tmp_path: Path) -> None:
     assert lines[0].startswith("lockstep: error: rank 3 (local rank 1 on ")
     assert lines[0].endswith(", pid 43) failed: ValueError: boom")
     assert lines[1:3] == ("  Traceback (most recent call last):", "  ValueError: boom")
-    assert lines[-1] == f"  its full log: {tmp_path}"
+    assert lines[-1] == f"  logs in {tmp_path}"
 
 
 def test_logs_are_needed_only_by_what_names_them(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_an_expected_failure_of_a_hidden_rank_is_one_line(tmp_path: Path) -> Non
     write_outcome(tmp_path, RankOutcome(3, 1, "the disk is full"))
     first, log = report(read_end(tmp_path, 1), plan(tmp_path)).lines
     assert first.endswith("failed: the disk is full")
-    assert log.startswith("  its full log")
+    assert log.startswith("  logs in ")
 
 
 @pytest.mark.parametrize("shown_by", [0, 1])
@@ -124,7 +124,7 @@ def test_a_rank_that_ended_early_and_well_is_named_as_the_cause(tmp_path: Path) 
     lines = report(end, plan(tmp_path)).lines
     assert lines[0].startswith("lockstep: error: rank 3 (local rank 1 on ")
     assert lines[0].endswith(", pid 43) ended early with exit code 0 while the others went on")
-    assert lines[-1] == f"  its full log: {tmp_path}"
+    assert lines[-1] == f"  logs in {tmp_path}"
     assert exit_code(end, is_script=False) == 1
 
 
@@ -205,7 +205,7 @@ def test_a_rank_that_was_killed_for_standing_still_is_shown_with_its_stack(tmp_p
         '    File "mine.py", line 3 in spin',
         '    File "training.py", line 112 in iterate',
     )
-    assert told.lines[-2:] == ("  line 99 of 1", f"  its full log: {tmp_path}")
+    assert told.lines[-2:] == ("  line 99 of 1", f"  logs in {tmp_path}")
     assert told.needs_logs
     assert told.more == ("the whole stack of rank 3:", *STACK.splitlines())
 
@@ -239,15 +239,20 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt_dir: Path,
     return run
 
 
+def begin(pid: int) -> str:
+    """Return the line that a process puts into its log in the run directory first."""
+    return f"--- 2026-11-30T12:00:00+00:00 node7 pid {pid}: lockstep train\n"
+
+
 def test_a_log_in_the_run_directory_is_named_instead_of_empty_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(tmp_path, failures=[failure(3, KILLED)])
     log = make_run(tmp_path, monkeypatch, tmp_path) / "ranks" / "rank_3.log"
-    log.write_text("--- first start\nold\nTraceback (most recent call last):\n--- second start\nnew\n")
+    log.write_text(f"{begin(5)}old\nTraceback (most recent call last):\n{begin(43)}new\n")
     told = report(read_end(tmp_path, 1), plan(tmp_path))
     assert told.needs_logs
-    assert told.lines[-1] == f"  its full log: {log} and {tmp_path}"
+    assert told.lines[-1] == f"  its full log: {log}, logs in {tmp_path}"
     (tmp_path / "1.log").write_text("")
     told = report(read_end(tmp_path, 1), plan(tmp_path))
     assert told.lines[1:] == ("  new", f"  its full log: {log}")
@@ -259,7 +264,7 @@ def test_what_was_printed_before_a_traceback_is_shown_once(tmp_path: Path, monke
     trace = "Traceback (most recent call last):\nValueError: boom"
     write_outcome(tmp_path, RankOutcome(3, 1, "ValueError: boom", trace))
     run = make_run(tmp_path, monkeypatch, tmp_path)
-    (run / "ranks" / "rank_3.log").write_text(f"--- start\niteration 11\n{trace}\nmore\n{trace}\n")
+    (run / "ranks" / "rank_3.log").write_text(f"{begin(43)}iteration 11\n{trace}\nmore\n{trace}\n")
     lines = report(read_end(tmp_path, 1), plan(tmp_path)).lines
     assert lines[1:5] == (
         "  Traceback (most recent call last):",

@@ -17,9 +17,11 @@ from lockstep.cli.launch_request import options_of, split
 from lockstep.core import process_control
 from lockstep.core.blame import HANG_TIMEOUT, Limits, ProcessState, process_state
 from lockstep.core.errors import UsageError
-from lockstep.core.outcome import RankOutcome, write_outcome
+from lockstep.core.outcome import RankOutcome, read_verdicts, write_outcome
 from lockstep.core.stack_dump import read_main_thread, stack_path
+from lockstep.launch import watch
 from lockstep.launch.plan import JOB, Options, Work, make_plan
+from lockstep.launch.rendezvous import Nodes
 from lockstep.launch.watch import Watch
 
 TIMEOUT_S = 60.0
@@ -233,6 +235,33 @@ def test_a_rank_that_only_does_not_end_when_another_has_failed_is_no_cause(nodes
     assert node.watch.verdicts(0) == {}
 
 
+@pytest.mark.parametrize(("code", "is_blamed"), [(1, False), (0, True)])
+def test_a_rank_that_has_said_why_it_failed_may_be_slow_to_end(
+    nodes: Callable[..., Node], code: int, is_blamed: bool
+) -> None:
+    node = nodes()
+    process = node.start(1)
+    write_outcome(node.folder, RankOutcome(1, code, "the disk is full"))
+    node.pass_s(45)
+    assert has_ended(process) == is_blamed
+    node.pass_s(30)
+    assert has_ended(process)  # it must not last for ever
+    assert (1 in node.watch.verdicts(0)) == is_blamed
+    assert bool(read_verdicts(node.folder, 0)[1]) == is_blamed
+
+
+def test_why_a_rank_is_killed_is_noted_before_it_is(
+    nodes: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes()
+    node.start(1)
+    noted: list[dict[int, str]] = []
+    monkeypatch.setattr(watch, "send", lambda pid, number: noted.append(read_verdicts(node.folder, 0)))
+    node.pass_s(15)
+    assert len(noted) == 1
+    assert noted[0][1].startswith("gave no sign of life for 1")
+
+
 def outcomes(node: Node, *codes: int) -> None:
     for rank, code in enumerate(codes):
         write_outcome(node.folder, RankOutcome(rank, code, "words"))
@@ -256,9 +285,44 @@ def test_an_agent_that_outstays_failed_ranks_is_told(nodes: Callable[..., Node])
 def test_an_agent_may_wait_for_other_nodes_after_ranks_that_ended_well(
     nodes: Callable[..., Node], codes: tuple[int, ...]
 ) -> None:
-    node = nodes()
+    node = nodes(nodes=Nodes("2", "1", "127.0.0.1", "2345"))
     outcomes(node, *codes)
     node.pass_s(400)
+    assert not node.watch.is_stranded
+
+
+def test_an_agent_that_outstays_ranks_that_all_ended_well_on_the_only_node_is_told(nodes: Callable[..., Node]) -> None:
+    node = nodes()
+    outcomes(node, 75)
+    node.pass_s(400)
+    assert not node.watch.is_stranded  # the other rank has not said how it ended
+    outcomes(node, 75, 0)
+    node.pass_s(6)
+    assert not node.watch.is_stranded
+    node.pass_s(10)
+    told = node.watch.is_stranded, node.watch.agent_is_stopped, node.watch.agent_trouble
+    assert told == (True, False, "did not end with its ranks")
+
+
+def test_an_agent_that_is_stopped_is_told_while_its_ranks_train(nodes: Callable[..., Node]) -> None:
+    state: ProcessState = "stopped"
+    node = nodes(lambda pid: state if pid == os.getpid() else "screen")
+    node.start(0)
+    node.pass_s(6)
+    state = "running"
+    node.pass_s(1)
+    state = "stopped"
+    node.sleep_s(3600.0)
+    node.pass_s(6)
+    assert not node.watch.is_stranded  # it went on in between, and the host slept
+    node.pass_s(6)
+    told = node.watch.is_stranded, node.watch.agent_is_stopped, node.watch.agent_trouble
+    assert told == (True, True, "was stopped by a signal (SIGSTOP or the like)")
+
+
+def test_without_a_watch_an_agent_may_be_stopped(nodes: Callable[..., Node]) -> None:
+    node = nodes(lambda pid: "stopped", hang_timeout_s=0.0)
+    node.pass_s(60)
     assert not node.watch.is_stranded
 
 

@@ -10,7 +10,7 @@ import pytest
 from lockstep.cli import tasks
 from lockstep.cli.main import main
 from lockstep.core.errors import LockstepError, RunError, UsageError
-from lockstep.core.outcome import read_pid
+from lockstep.core.outcome import read_outcomes, read_pid
 from lockstep.distributed import rank_exit
 
 RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "3"}
@@ -82,6 +82,20 @@ def test_an_unexpected_exception_leaves_its_traceback(rank: Callable[..., int], 
 
 def test_a_folder_that_is_gone_hides_no_exit_code(rank: Callable[..., int], tmp_path: Path) -> None:
     assert rank(75, **RANK_1, LOCKSTEP_ATTEMPT_DIR=str(tmp_path / "gone")) == 75
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(RunError("lost another rank"), "lost another rank"), (KeyError("a\nb"), "KeyError: 'a\\nb'")],
+)
+def test_a_script_leaves_word_of_an_exception_unless_it_has(error: Exception, message: str, tmp_path: Path) -> None:
+    environment = RANK_1 | {"LOCKSTEP_ATTEMPT_DIR": str(tmp_path)}
+    for each in (error, ValueError("while it ends")):
+        rank_exit.RankExit(environment).leave_word(each)
+    (said,) = read_outcomes(tmp_path, 3).values()
+    assert (said.exit_code, said.message) == (1, message)
+    assert type(error).__name__ in said.traceback
+    rank_exit.RankExit(RANK_1).leave_word(error)  # without a launcher there is nobody to tell
 
 
 def shared(error: LockstepError) -> LockstepError:

@@ -22,7 +22,9 @@ from lockstep.core.outcome import (
     has_failed,
     mark_final,
     note_failure,
+    note_verdict,
     read_outcomes,
+    read_verdicts,
     write_outcome,
     write_pid,
 )
@@ -220,6 +222,19 @@ def test_the_reason_of_a_failure_is_what_came_first(tmp_path: Path) -> None:
     killed = exits | {2: exit_of(4, -9, 3.0), 3: exit_of(5, -11, 2.0)}
     assert torch_restarts.reason(tmp_path, 1, killed) == "rank 5 was killed by SIGSEGV"
     assert torch_restarts.reason(tmp_path, 2, {}) == ""  # those are of another start
+
+
+def test_a_rank_that_the_launcher_has_killed_failed_for_the_reason_that_it_had(tmp_path: Path) -> None:
+    exits = {0: exit_of(0, 1, 3.0), 1: exit_of(1, -9, 2.0), 2: exit_of(2, -9, 1.0)}
+    note_verdict(tmp_path, 1, 2, "")  # it only did not end
+    assert torch_restarts.reason(tmp_path, 1, exits) == "rank 1 was killed by SIGKILL"
+    note_verdict(tmp_path, 1, 1, "was stopped by a signal")
+    assert torch_restarts.reason(tmp_path, 1, exits) == "rank 1 was stopped by a signal"
+    note_verdict(tmp_path, 1, 1, "")
+    write_outcome(tmp_path, RankOutcome(0, 1, "the disk is full", restart=1))
+    assert torch_restarts.reason(tmp_path, 1, exits) == "rank 0: the disk is full"
+    forget_start(tmp_path, 1)
+    assert read_verdicts(tmp_path, 1) == {}
 
 
 def test_ranks_that_take_the_place_of_others_find_nothing_of_theirs(tmp_path: Path) -> None:

@@ -140,6 +140,13 @@ def test_one_node_needs_no_meeting_point(here: Surroundings) -> None:
     assert not any(word.startswith("--cpus-per-task") for word in ended.words("srun"))
 
 
+def test_a_folder_whose_name_looks_like_an_option(here: Surroundings) -> None:
+    (here.folder / "-x").mkdir()
+    ended = run(Options(gpus_per_node=1, output_dir=Path("-x")), TRAIN, here, CODES="75")
+    assert (ended.code, ended.requeued) == (75, ["41207"]), ended.stderr
+    assert list((here.folder / "-x").iterdir()) == []
+
+
 def test_no_word_reaches_the_shell(here: Surroundings) -> None:
     nasty: tuple[str, ...] = (
         "$(touch broken)",

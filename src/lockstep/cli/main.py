@@ -35,6 +35,7 @@ exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration, 75 pre
 """
 
 _COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "train_multigpu", "slurm", "play", "tasks")}
+_MAX_WORD = 600
 _LATER = ("export", "report", "doctor", "benchmark")
 
 
@@ -108,7 +109,12 @@ def _say(message: str) -> None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Return a text on one line, in which words of a length that no path has are cut."""
+    words = (
+        word if len(word) <= _MAX_WORD else f"{word[:80]}... [{len(word)} characters] ...{word[-20:]}"
+        for word in text.split()
+    )
+    return " ".join(words)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.cli.arguments import Arguments, Takes, asks_for_help, number, parse, path_of, switched_on
 from lockstep.cli.usage import PLAY_HABITS, PLAY_HELP, unexpected_word, unknown_flag
 from lockstep.core.errors import UsageError
+from lockstep.core.files import why_unseen
 
 _FLAGS = {
     "run": Takes.ONE,
@@ -58,6 +59,8 @@ def _checkpoint(arguments: Arguments) -> Path:
     if run and checkpoint:
         raise UsageError("both --run and --checkpoint are given; keep one")
     if checkpoint:
+        if why := why_unseen(checkpoint):
+            raise UsageError(f"checkpoint {checkpoint} can't be looked at{why}; give the path of another")
         return checkpoint
     if not run:
         raise UsageError("what to play? Give --run RUN_DIR or --checkpoint PATH")

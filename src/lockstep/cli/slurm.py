@@ -1,24 +1,27 @@
 """``lockstep slurm``: write the script of a job, hand it in, and tell how it is getting on."""
 
+import contextlib
 import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.arguments import Arguments, Takes, asks_for_help, flag_name, number, parse, path_of, switched_on
 from lockstep.cli.usage import SLURM_HABITS, SLURM_HELP, unknown_flag
-from lockstep.core.errors import UsageError, nearest
-from lockstep.core.files import write_atomic
+from lockstep.core.config import show
+from lockstep.core.errors import RunError, UsageError, nearest
+from lockstep.core.files import exists, explain, write_atomic
 from lockstep.launch import slurm_commands
 from lockstep.launch.slurm import STOP_BEFORE_S, Job, Options, Payload, Surroundings, make_job
 from lockstep.launch.slurm_script import script_of
 
 if TYPE_CHECKING:
     from lockstep.cli.launch_request import Words
+    from lockstep.learn.config import TrainConfig
 
 _TEXTS = ("gpu_type", "mem", "partition", "time", "account", "job_name")
 _REPEATABLE = ("setup", "sbatch")
@@ -50,13 +53,16 @@ def main(argv: Sequence[str]) -> int:
     options, submits = _options(arguments), switched_on(arguments, "submit")
     payload, warnings = _payload(work, options)
     job = make_job(options, payload, _surroundings(argv))
+    _check_syntax(job)
     if submits:
         slurm_commands.check_sbatch()
+    _write(job)
     for warning in warnings:
         print(f"lockstep: warning: {warning}", file=sys.stderr)
-    _write(job)
     if not submits:
-        print(f"{job.path} is written; sbatch {shlex.quote(str(job.path))} submits it (or --submit)")
+        name = str(job.path)
+        path = shlex.quote(f"./{name}" if name.startswith("-") else name)
+        print(f"{job.path} is written; sbatch {path} submits it (or --submit)")
         return 0
     job_id = slurm_commands.submit(job.path, job.surroundings.folder)
     stdout, stderr = job.output(job_id)
@@ -78,7 +84,10 @@ def _with_values_attached(words: Sequence[str]) -> list[str]:
     result: list[str] = []
     for word in words:
         previous = result[-1] if result else ""
-        if "=" not in previous and flag_name(previous) in _REPEATABLE and flag_name(word) not in _FLAGS:
+        is_ours = flag_name(word) in _FLAGS
+        if previous == "--sbatch" and is_ours and word.startswith("--"):
+            raise UsageError(f"--sbatch needs a value; if {word} is to be one, write --sbatch={shlex.quote(word)}")
+        if "=" not in previous and flag_name(previous) in _REPEATABLE and not is_ours:
             result[-1] = f"{previous}={word}"
         else:
             result.append(word)
@@ -97,7 +106,7 @@ def _out_of_place(word: str) -> UsageError:
             f"{word!r} is what the job runs: write -- before it, as in lockstep slurm --nodes 2 -- {word}"
         )
     mend = nearest(word, ["status"])
-    return UsageError(f"unexpected {word!r}{mend or '; what the job runs stands after --'}")
+    return UsageError(f"unexpected {show(word)}{mend or '; what the job runs stands after --'}")
 
 
 def _options(arguments: Arguments) -> Options:
@@ -158,15 +167,39 @@ def _checked(words: list[str], options: Options) -> tuple[Payload, tuple[str, ..
     nodes = Nodes(**several) if options.num_nodes > 1 else Nodes()
     launcher = replace(launch_request.options_of(parts.own), num_gpus=num_ranks, nodes=nodes)
     work = launch_request.work_of(parts, launcher, [], os.environ)
-    _check_device(work.device, options)
+    _check_device(work.device, options, parts)
     make_plan(launcher, replace(work, device="cpu"), [])  # for what else it refuses; GPUs are elsewhere
     device = ["--device", "cpu"] if options.ranks_per_node is not None and work.device != "cpu" else []
     if work.is_script:
         script = str(parts.own.last("script"))
         return Payload(Path(script).stem, (*device, *words), is_script=True), work.warnings
     resume = [] if "resume" in _flags_of(parts.train) else ["--resume", "auto"]
-    task = read((*parts.train, *resume), num_ranks * options.num_nodes).config.task
-    return Payload(task, (*words, *device, *resume)), work.warnings
+    config = read((*parts.train, *resume), num_ranks * options.num_nodes).config
+    warnings = (*work.warnings, *_warnings_of_cores(options, config))
+    return Payload(config.task, (*words, *device, *resume)), warnings
+
+
+def _warnings_of_cores(options: Options, config: "TrainConfig") -> Iterator[str]:
+    """Yield a warning of too few CPU cores for a training."""
+    from lockstep.recipes.catalog import engines_of
+
+    has_gpus = options.gpus_per_node is not None
+    usual = engines_of(config.task, config.ml_framework, has_gpus)[0]
+    needs = [
+        *(["MuJoCo's physics are computed on CPU cores"] if "mujoco" in (config.engine, usual) else []),
+        *([] if has_gpus else ["its ranks are on CPU cores"]),
+    ]
+    num_ranks, cores = options.ranks_per_node or options.gpus_per_node or 1, options.cpus_per_task
+    if cores is None and needs:
+        yield (
+            f"without --cpus_per_task C many clusters give each node of a job a single core, and {needs[0]}; give it "
+            f"{num_ranks} or more"
+        )
+    elif cores is not None and cores < num_ranks:
+        yield (
+            f"{num_ranks} ranks of each node share {cores} core{'s' if cores > 1 else ''} (--cpus_per_task); they will "
+            "wait for one another"
+        )
 
 
 def _check_words(parts: "Words") -> None:
@@ -185,8 +218,11 @@ def _check_words(parts: "Words") -> None:
         )
 
 
-def _check_device(device: str, options: Options) -> None:
+def _check_device(device: str, options: Options, parts: "Words") -> None:
     if device == "cpu" and options.gpus_per_node is not None:
+        flags = _flags_of(parts.train)
+        if "resume" in flags and "device" not in flags and _value_after("resume", parts.train) != "auto":
+            raise UsageError("the run to go on with has device cpu: give --ranks_per_node N instead of --gpus_per_node")
         raise UsageError("--device cpu needs no GPUs: give --ranks_per_node N instead of --gpus_per_node")
     if device != "auto" and device != "cpu" and options.ranks_per_node is not None:
         raise UsageError(f"--ranks_per_node is for ranks on CPU cores, not for device {device!r}; give --gpus_per_node")
@@ -213,8 +249,25 @@ def _surroundings(argv: Sequence[str]) -> Surroundings:
     return Surroundings(Path.cwd(), sys.executable, packages, ("lockstep", "slurm", *argv))
 
 
+def _check_syntax(job: Job) -> None:
+    """Refuse lines of ``--setup`` that bash can't read, by themselves or before what follows them."""
+    for text in ("\n".join(job.options.setup), script_of(job)) if job.options.setup else ():
+        problem = slurm_commands.syntax_error(text)
+        if problem:
+            raise UsageError(f"--setup is no shell that bash can read ({problem}); mend its quotes or brackets")
+
+
 def _write(job: Job) -> None:
-    folder = job.surroundings.folder
-    for path in (folder / job.options.output_dir, (folder / job.path).parent):
-        path.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / job.path, script_of(job))
+    """Write the script; what is refused leaves nothing behind."""
+    path, output = job.surroundings.folder / job.path, job.surroundings.folder / job.options.output_dir
+    new = {folder for end in (output, path.parent) for folder in (end, *end.parents) if not exists(folder)}
+    wanted = path
+    try:
+        for wanted in (output, path.parent):
+            wanted.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, script_of(job))
+    except (OSError, RunError) as error:
+        for folder in sorted(new, reverse=True):  # those inside come first
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise UsageError(explain(error, wanted) if isinstance(error, OSError) else str(error)) from error

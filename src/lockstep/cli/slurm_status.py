@@ -69,7 +69,7 @@ def _rows(run: Path, job_id: str | None, state: JobState | None, problem: str) -
     yield "attempts", str(len(attempts))
     for number, attempt in enumerate(attempts, 1):
         ranks = attempt.get("world_size", "?")
-        words = f"{str(attempt.get('start_time'))[:19]} on {attempt.get('host')}, {ranks} rank(s)"
+        words = f"{str(attempt.get('start_time'))[:19]} on {attempt.get('host')}, {_counted(ranks, 'rank')}"
         start = attempt.get("iteration")
         yield f"  {number}", words + (f", from iteration {start}" if isinstance(start, int) else "")
     advice = _advice(run, progress, job_id, state, bool(problem))
@@ -90,7 +90,11 @@ def _job(state: JobState) -> str:
     if state.is_over and state.exit_code:
         words.append(f"with exit code {state.exit_code.partition(':')[0]}")
     text = " ".join(words)
-    return text + (f"; requeued {state.num_restarts} time(s)" if state.num_restarts else "")
+    return text + (f"; requeued {_counted(state.num_restarts, 'time')}" if state.num_restarts else "")
+
+
+def _counted(number: object, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _progress(progress: Mapping[str, Any]) -> str:
@@ -107,8 +111,11 @@ def _advice(
     run: Path, progress: Mapping[str, Any], job_id: str | None, state: JobState | None, is_unknown: bool
 ) -> str:
     """Return what is left to do, nothing where SLURM does it by itself or it is done."""
-    if progress.get("status") == "finished" or job_id is None or is_unknown:
+    status = progress.get("status")
+    if status == "finished" or job_id is None or (is_unknown and status == "running"):
         return ""
+    if is_unknown:
+        return f"unless squeue shows the job, in its queue: lockstep slurm ... -- train --resume {run}"
     if state is not None and not state.is_over:
         return ""
     return f"the job is over and the run is not finished: lockstep slurm ... -- train --resume {run}"

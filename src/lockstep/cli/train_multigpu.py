@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from lockstep.cli.arguments import asks_for_help, switched_on
 from lockstep.cli.usage import MULTIGPU_HELP
 from lockstep.core.gpu_mask import find_gpus
-from lockstep.core.rank_log import TolerantStream
 from lockstep.launch.describe import concerns, describe
 from lockstep.launch.devices import use_of
 from lockstep.launch.local import launch
 from lockstep.launch.plan import Plan, check_surroundings, make_plan
+from lockstep.launch.screen import shows_on
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,13 +30,7 @@ def main(argv: Sequence[str]) -> int:
     if dry_run:
         _show(plan)
         return 0
-    # A screen that goes away is no reason to end a training.
-    screens = TolerantStream(sys.stdout), TolerantStream(sys.stderr)
-
-    def say(line: str, to_stderr: bool) -> None:
-        screens[to_stderr].write(f"{line}\n")
-        screens[to_stderr].flush()
-
+    say = shows_on(sys.stdout, sys.stderr)
     for warning in plan.warnings:
         say(f"lockstep: warning: {warning}", True)
     return launch(plan, say)

@@ -1,6 +1,7 @@
 """Folders of jobs among the temporary files: whoever uses one says so, and what nobody has used for a day is left over.
 
-Hosts and containers may share that place and not see one another's processes. So a job that lives touches its folder.
+Hosts and containers may share that place and not see one another's processes. So a job that lives touches its folder,
+and the files in it, which a system may tidy up one by one.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ class Lease:
         self._renewed_s = -math.inf
 
     def renew(self, now_s: float) -> None:
-        """Touch the folder, if it is time to; called now and then.
+        """Touch the folder and the files in it, if it is time to; called now and then.
 
         Args:
             now_s: by ``time.monotonic``.
@@ -35,6 +36,9 @@ class Lease:
             self._renewed_s = now_s
             with contextlib.suppress(OSError):
                 os.utime(self._folder)
+                for path in self._folder.iterdir():
+                    with contextlib.suppress(OSError):
+                        os.utime(path, follow_symlinks=False)
 
 
 def is_old(touched_s: float) -> bool:

@@ -2,7 +2,8 @@
 
 The launcher names a folder in LOCKSTEP_ATTEMPT_DIR. There every rank leaves ``rank_<r>.pid`` when it starts,
 ``rank_<r>.joined`` when it has met the others and ``outcome_<r>.json`` when it ends. torchrun's agent leaves
-``failed_<restart>`` there when it sees that a rank has failed. ``final`` means that nothing is to be started again.
+``failed_<restart>`` there when it sees that a rank has failed, and the launcher ``verdict_<restart>_<rank>`` before it
+kills one. ``final`` means that nothing is to be started again.
 """
 
 import contextlib
@@ -121,6 +122,28 @@ def has_failed(folder: Path, restart: int) -> bool:
     return (folder / f"failed_{restart}").exists()
 
 
+def note_verdict(folder: Path, restart: int, rank: int, words: str) -> None:
+    """Note why the launcher is about to kill a rank, so that torchrun's agent does not take the kill for the reason.
+
+    Args:
+        folder: of the attempt.
+        restart: how often torchrun had restarted the ranks by then.
+        rank: that is to end.
+        words: what follows the rank's name in a sentence; empty if it is not to blame.
+    """
+    with contextlib.suppress(RunError):
+        write_atomic(folder / f"verdict_{restart}_{rank}", words, durable=False)
+
+
+def read_verdicts(folder: Path, restart: int) -> dict[int, str]:
+    """Return by rank why the launcher has killed ranks of a start, in the words of ``note_verdict``."""
+    found: dict[int, str] = {}
+    for path in folder.glob(f"verdict_{restart}_*"):
+        with contextlib.suppress(OSError, ValueError):
+            found[int(path.name.rpartition("_")[2])] = path.read_text(encoding="utf-8")
+    return found
+
+
 def note_final() -> None:
     """Tell torchrun's agent, if it is ours, that the ranks must not be started again, however they end."""
     folder = os.environ.get(ATTEMPT_DIR)
@@ -151,7 +174,7 @@ def forget_start(folder: Path, restart: int) -> None:
 
     That is so where nodes come or go, which torchrun does not count as a restart.
     """
-    of_start = (f"failed_{restart}", f"exits_{restart}.json")
+    of_start = (f"failed_{restart}", f"exits_{restart}.json", f"verdict_{restart}_*")
     for pattern in ("outcome_*.json", "rank_*.pid", "rank_*.joined", "beat_*", *of_start):
         for path in folder.glob(pattern):
             with contextlib.suppress(OSError):

@@ -91,6 +91,12 @@ class JobEnd:
     agent_code: int = 0
     agent_error: str = ""
     """Of torchrun itself, such as a rendezvous that did not come about."""
+    agent_signal: int = 0
+    """That ended torchrun, as it says itself; 0 for none."""
+    agent_trouble: str = ""
+    """Why the launcher had to end torchrun, as what follows its name in a sentence; empty if it had not to."""
+    have_all_told: bool = False
+    """Whether every rank of this node has said how it ended."""
     was_short_of_memory: bool = False
     """Whether the kernel has ended a process here for want of memory meanwhile."""
 
@@ -147,7 +153,14 @@ def read_end(
                 stack=stack if verdict and stack.exists() else None,
             )
         )
-    return JobEnd(tuple(ranks), agent_code, report.get("error", ""), was_short_of_memory)
+    return JobEnd(
+        tuple(ranks),
+        agent_code,
+        report.get("error", ""),
+        report.get("signal", 0),
+        have_all_told=bool(logs.ranks) and {log.rank for log in logs.ranks} <= outcomes.keys(),
+        was_short_of_memory=was_short_of_memory,
+    )
 
 
 def first_failure_s(attempt_dir: Path, restart: int) -> float | None:
@@ -184,6 +197,8 @@ def exit_code(end: JobEnd, is_script: bool) -> int:
     decider = deciding(end.ranks, is_script)
     if decider is not None:
         return decider.exit_code
+    if end.agent_trouble and end.have_all_told:
+        return 0
     if end.agent_code < 0:
         return 128 - end.agent_code
     return end.agent_code

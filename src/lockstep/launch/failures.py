@@ -2,14 +2,16 @@
 
 import contextlib
 import os
+import shlex
 import socket
 from datetime import datetime
 from pathlib import Path
 
+from lockstep.core.interrupts import EXIT_CODES, StopReason
 from lockstep.core.outcome import FOLLOWS, LOST_A_RANK, read_run
 from lockstep.launch.ends import read_end
 from lockstep.launch.logs import AttemptLogs, Say, read_attempt_logs
-from lockstep.launch.patience import WRITE_S, answer_within
+from lockstep.launch.patience import LOOK_S, WRITE_S, answer_within
 from lockstep.launch.plan import Plan
 from lockstep.launch.report import Report, report
 from lockstep.launch.watch import Watch
@@ -18,10 +20,19 @@ FILE = "failure.txt"
 """In the run directory: what launchers said of failures, the latest at the end."""
 
 
-def keep_report(plan: Plan, told: Report) -> bool:
+_RUN_KEY = "LOCKSTEP_RUN_KEY"
+"""Variable by which a job of SLURM's finds its run again: nobody has to name it."""
+
+
+def keep_report(plan: Plan, told: Report, restart: int | None = None) -> bool:
     """Copy what is said of a failure into the run directory, if there is one that this host sees.
 
     The launchers of several nodes may do so at the same time. A disk that takes nothing is no further failure.
+
+    Args:
+        plan: of the launch.
+        told: what is said.
+        restart: how often the ranks had been started again; None for the last start.
 
     Returns:
         False if the file system of the run directory does not answer.
@@ -30,7 +41,9 @@ def keep_report(plan: Plan, told: Report) -> bool:
     if run is None or not (told.lines or told.more):
         return True
     when = datetime.now().astimezone().isoformat(timespec="seconds")
-    text = "\n".join([f"{when} on {socket.gethostname()}", *told.lines, *told.more, "", ""])
+    number = read_attempt_logs(plan.attempt_dir).restart if restart is None else restart
+    which = f", restart {number} of {plan.max_restarts}" if number else ", first start" if plan.max_restarts else ""
+    text = "\n".join([f"{when} on {socket.gethostname()}{which}", *told.lines, *told.more, "", ""])
     return answer_within(WRITE_S, lambda: _append(run / FILE, text), False)
 
 
@@ -56,10 +69,13 @@ def mark_run(plan: Plan, reason: str, is_cause: bool = True) -> bool:
         False if the file system of the run directory does not answer.
     """
     run = read_run(plan.attempt_dir)
-    has_main = any(log.rank == 0 for log in read_attempt_logs(plan.attempt_dir).ranks)
-    if run is None or not has_main:
+    if run is None or not _has_main(plan):
         return True
     return answer_within(WRITE_S, lambda: _mark(run, reason, (FOLLOWS, LOST_A_RANK) if is_cause else ()), False)
+
+
+def _has_main(plan: Plan) -> bool:
+    return any(log.rank == 0 for log in read_attempt_logs(plan.attempt_dir).ranks)
 
 
 def _mark(run: Path, reason: str, consequences: tuple[str, ...]) -> bool:
@@ -68,6 +84,66 @@ def _mark(run: Path, reason: str, consequences: tuple[str, ...]) -> bool:
 
     mark_failed(run, reason, consequences)
     return True
+
+
+def note_stop(plan: Plan, status: StopReason) -> str:
+    """Say in the run's ``progress.json`` that it was ended before it could save, if its rank 0 was on this node.
+
+    Args:
+        plan: of the launch.
+        status: as the exit code has it.
+
+    Returns:
+        What of the run is on the disk, in words; empty before it has a directory.
+    """
+    run = read_run(plan.attempt_dir)
+    if run is None:
+        return ""
+    has_main = _has_main(plan)
+    return answer_within(WRITE_S, lambda: _note_stop(run, status, has_main), f"{run} does not answer")
+
+
+def _note_stop(run: Path, status: StopReason, has_main: bool) -> str:
+    from lockstep.core.checkpoint_files import newest_checkpoint
+    from lockstep.core.run_directory import mark_failed
+    from lockstep.core.runs import newest_iteration
+
+    newest = newest_checkpoint(run)
+    if has_main:
+        since = f"nothing saved since iteration {newest_iteration(run)}" if newest else "before the first checkpoint"
+        mark_failed(run, f"{status}, {since}", (FOLLOWS, LOST_A_RANK), status)
+    return f"the newest checkpoint is {newest}" if newest else f"there is no checkpoint in {run}"
+
+
+def ways_on(plan: Plan, code: int, told: Report) -> list[str]:
+    """Return what is to be said below a block: how the run goes on, and where all blocks are.
+
+    Args:
+        plan: of the launch.
+        code: with which the job ends.
+        told: the block.
+    """
+    run = read_run(plan.attempt_dir)
+    if run is None or not told.lines or code in (0, 2, *EXIT_CODES.values()):
+        return []
+    blocks = f"  all blocks: {run / FILE}"
+    iteration = answer_within(LOOK_S, lambda: _newest(run), None)
+    if iteration is None or os.environ.get(_RUN_KEY):
+        return [blocks]
+    if plan.rendezvous.num_nodes > 1:
+        command = f"the same command and --resume {shlex.quote(str(run))} on every node"
+    else:
+        ranks = f" --num_gpus {plan.num_ranks}" if plan.places[0].entry is None else ""
+        command = f"lockstep train_multigpu{ranks} --resume {shlex.quote(str(run))}"
+    return [f"  continue with {command} (from iteration {iteration})", blocks]
+
+
+def _newest(run: Path) -> int | None:
+    """Return the iteration of the newest checkpoint, None if there is none."""
+    from lockstep.core.checkpoint_files import newest_checkpoint
+    from lockstep.core.runs import newest_iteration
+
+    return newest_iteration(run) if newest_checkpoint(run) else None
 
 
 class Restarts:
@@ -90,6 +166,8 @@ class Restarts:
         if self._plan.max_restarts == 0:
             return
         logs = read_attempt_logs(self._plan.attempt_dir)
+        if not logs.ranks:
+            return  # nothing has started yet, or somebody has tidied up
         before, self._logs = self._logs, logs
         if not before.ranks or logs.restart == before.restart:
             return
@@ -98,4 +176,4 @@ class Restarts:
         lines = [line.replace("lockstep: error: ", "lockstep: warning: ", 1) for line in told.lines]
         for line in [*lines, f"lockstep: the ranks start again: restart {logs.restart} of {self._plan.max_restarts}"]:
             self._say(line, True)
-        keep_report(self._plan, told)
+        keep_report(self._plan, told, before.restart)

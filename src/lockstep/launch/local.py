@@ -7,24 +7,25 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from lockstep.core.blame import process_state
 from lockstep.core.errors import UsageError
-from lockstep.core.interrupts import EXIT_CODES
+from lockstep.core.interrupts import EXIT_CODES, StopReason
 from lockstep.core.outcome import LAUNCHER_PID, mark_final, read_pid, read_run
 from lockstep.core.process_control import adopt_orphans, catches
 from lockstep.launch.ends import exit_code, is_meeting, read_end
-from lockstep.launch.failures import Restarts, keep_report, mark_run
+from lockstep.launch.failures import Restarts, keep_report, mark_run, note_stop, ways_on
 from lockstep.launch.logs import Follower, Say, read_attempt_logs
 from lockstep.launch.memory import num_oom_kills
 from lockstep.launch.patience import WRITE_S
 from lockstep.launch.plan import Plan
 from lockstep.launch.processes import end_job, reap_orphans, remove_leftovers, send, workers
 from lockstep.launch.report import Report, report
+from lockstep.launch.screen import Screen
 from lockstep.launch.waiting import Waiting
 from lockstep.launch.watch import Watch
 
@@ -36,14 +37,19 @@ STRANDED_GRACE_S = 2.0
 KILL_WAIT_S = 5.0
 """How long torchrun's agent may take to be gone when it was killed."""
 
-_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGTSTP)
 
 
 def launch(plan: Plan, say: Say) -> int:
     """Start what a plan says, see it through, and return the job's exit code on this node.
 
     The first SIGINT makes all ranks save and stop, the second ends them at once. SIGTERM, SIGUSR1 and SIGHUP make them
-    save and stop as preempted. The ranks of a script get the signals as they are.
+    save and stop as preempted. The ranks of a script get the signals as they are. SIGTSTP stops nothing, since it would
+    stop the launcher alone.
+
+    Args:
+        plan: of the launch.
+        say: shows a line; it is called in a thread of its own, and may hang.
 
     Raises:
         UsageError: the folder for the logs can't be made.
@@ -51,20 +57,24 @@ def launch(plan: Plan, say: Say) -> int:
     """
     adopt_orphans()
     remove_leftovers(plan.folder.parent)
-    plan.folder.mkdir(mode=0o700)
-    needs_logs = False
-    try:
-        plan.attempt_dir.mkdir()
-        _make_log_dir(plan.log_dir)
-        code, told = _Launch(plan, say).run()
-        needs_logs = told.needs_logs
-        for line in told.lines:
-            say(line, True)
-        _note_failure(plan, code, told, say)
-    finally:
-        shutil.rmtree(plan.attempt_dir if needs_logs else plan.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            plan.folder.rmdir()  # it is empty where the user chose another place for the logs
+    signals: deque[signal.Signals] = deque()
+    with contextlib.ExitStack() as catching:
+        catching.enter_context(_caught(signals))  # before there is a folder, which has to go again
+        plan.folder.mkdir(mode=0o700)
+        needs_logs = False
+        try:
+            plan.attempt_dir.mkdir()
+            _make_log_dir(plan.log_dir)
+            with Screen(say) as screen:
+                job = _Launch(plan, screen.say, screen.has_room, signals)
+                code, told = job.run()
+                needs_logs = told.needs_logs
+                catching.close()
+                _tell(plan, code, told, screen.say, job.was_forced)
+        finally:
+            shutil.rmtree(plan.attempt_dir if needs_logs else plan.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                plan.folder.rmdir()  # it is empty where the user chose another place for the logs
     return code
 
 
@@ -75,24 +85,44 @@ def _make_log_dir(path: Path) -> None:
         raise UsageError(f"log_dir {path} can't be made ({error.strerror}); choose another --log_dir") from None
 
 
-def _note_failure(plan: Plan, code: int, told: Report, say: Say) -> None:
-    """Leave word of a failure in the run directory, or say that it does not answer."""
+def _tell(plan: Plan, code: int, told: Report, say: Say, was_forced: bool) -> None:
+    """Say how the job ended, and leave word of it in the run directory."""
+    for line in told.lines:
+        say(line, True)
+    if was_forced:
+        status: StopReason = "interrupted" if code == EXIT_CODES["interrupted"] else "preempted"
+        if left := note_stop(plan, status):
+            say(f"lockstep: {left}", True)
+    elif _note_failure(plan, code, told, say):
+        for line in ways_on(plan, code, told):
+            say(line, True)
+
+
+def _note_failure(plan: Plan, code: int, told: Report, say: Say) -> bool:
+    """Leave word of a failure in the run directory; say, and return False, if that does not answer."""
     is_noted = keep_report(plan, told)
     if is_noted and code not in (0, 2, *EXIT_CODES.values()):
         is_noted = mark_run(plan, told.reason or f"the job ended with exit code {code}", told.knows_cause)
     if not is_noted:
         run = read_run(plan.attempt_dir)
         say(f"lockstep: warning: {run} did not answer within {WRITE_S:.0f} s; the failure is not noted there", True)
+    return is_noted
 
 
 class _Launch:
     """One launch, from the start of the agent to the end of every process of the job."""
 
-    def __init__(self, plan: Plan, say: Say) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        say: Say,
+        has_room: Callable[[bool], bool] = lambda patiently: True,
+        signals: deque[signal.Signals] | None = None,
+    ) -> None:
         self._plan = plan
         self._say = say
-        self._follower = Follower(plan.attempt_dir, plan.teed, say)
-        self._signals: deque[signal.Signals] = deque()
+        self._follower = Follower(plan.attempt_dir, plan.teed, say, has_room)
+        self._signals = deque[signal.Signals]() if signals is None else signals
         self._taken: set[int] = set()
         self._in_haste = False
         self._trained: int | None = None
@@ -101,32 +131,38 @@ class _Launch:
         """What the launcher returns if it has ended the job itself."""
         self._num_oom_kills = num_oom_kills()
 
+    @property
+    def was_forced(self) -> bool:
+        """Whether the launcher has ended the job itself, because it was told to and no rank could do so."""
+        return self._forced_code is not None
+
     def run(self) -> tuple[int, Report]:
         """Return the exit code and what is to be said about it."""
         plan = self._plan
         environment = {name: value for name, value in os.environ.items() if name not in plan.removed}
         environment |= {**plan.added, LAUNCHER_PID: str(os.getpid())}
-        with _caught(self._signals):
-            # In a session of its own, so that Ctrl-C in the terminal reaches the launcher alone.
-            agent = subprocess.Popen(plan.command, env=environment, start_new_session=True)
-            watch = Watch(plan, agent.pid)
-            try:
-                self._announce()
-                waiting = Waiting(plan, self._say)
-                restarts = Restarts(plan, self._say, watch)
-                while agent.poll() is None and self._forced_code is None and not watch.is_stranded:
-                    self._follower.follow()
-                    self._note_progress()
-                    waiting.look()
-                    restarts.look()
-                    watch.look()
-                    reap_orphans(agent.pid)
-                    while self._signals and self._forced_code is None:
-                        self._take(self._signals.popleft(), agent.pid)
-                    time.sleep(POLL_S)
-            finally:
-                left = self._end_all(agent, STRANDED_GRACE_S if watch.is_stranded else GRACE_S)
-            self._follower.follow(to_the_end=True)
+        # In a session of its own, so that Ctrl-C in the terminal reaches the launcher alone.
+        agent = subprocess.Popen(plan.command, env=environment, start_new_session=True)
+        watch = Watch(plan, agent.pid, say=self._say)
+        try:
+            self._announce()
+            waiting = Waiting(plan, self._say)
+            restarts = Restarts(plan, self._say, watch)
+            while agent.poll() is None and self._forced_code is None and not watch.is_stranded:
+                self._follower.follow()
+                self._note_progress()
+                waiting.look()
+                restarts.look()
+                watch.look()
+                reap_orphans(agent.pid)
+                while self._signals and self._forced_code is None:
+                    self._take(self._signals.popleft(), agent.pid)
+                time.sleep(POLL_S)
+        finally:
+            is_lost = watch.is_stranded and not watch.agent_is_stopped  # ranks that have lost their agent save
+            grace_s = STRANDED_GRACE_S if is_lost else GRACE_S
+            left = self._end_all(agent, grace_s, agent_hears=not watch.agent_is_stopped)
+        self._follower.follow(to_the_end=True)
         agent_code = -signal.SIGKILL if agent.returncode is None else agent.returncode
         code, told = self._verdict(agent_code, watch)
         if left:
@@ -141,6 +177,7 @@ class _Launch:
         verdicts = watch.verdicts(read_attempt_logs(folder).restart)
         was_short = (num_oom_kills() or 0) > (self._num_oom_kills or 0)
         end = read_end(folder, agent_code, verdicts, was_short_of_memory=was_short)
+        end = replace(end, agent_trouble=watch.agent_trouble)
         code = exit_code(end, self._plan.work.is_script)
         asked_for = code - 128 in self._taken  # it ended by the very signal that it was sent
         return code, Report() if asked_for else report(end, self._plan)
@@ -167,8 +204,12 @@ class _Launch:
 
     def _take(self, number: signal.Signals, agent_pid: int) -> None:
         """Do what a signal to the launcher asks for."""
-        if self._is_enough(number):
-            self._forced_code = 130
+        if number == signal.SIGTSTP:
+            means = "ends it" if self._plan.work.is_script else "makes it save and stop"
+            self._say(f"lockstep: Ctrl-Z does not stop a job of several processes; Ctrl-C {means}", True)
+        elif self._is_enough(number):
+            self._forced_code = EXIT_CODES["interrupted"]
+            self._say("lockstep: killed", True)
         elif self._plan.work.is_script:
             self._hand_on(number, agent_pid)
         else:
@@ -207,8 +248,8 @@ class _Launch:
             when = "before training began; nothing was saved" if run is None else f"between two starts of {run}"
             self._say(f"lockstep: stopped {when}", True)
 
-    def _end_all(self, agent: subprocess.Popen[bytes], grace_s: float) -> list[int]:
-        """End every process of the job; return those that can't be ended."""
+    def _end_all(self, agent: subprocess.Popen[bytes], grace_s: float, agent_hears: bool = True) -> list[int]:
+        """End every process of the job; return those that can't be ended. An agent that hears nothing is killed."""
         deadline = time.monotonic() + grace_s
 
         def is_late() -> bool:
@@ -218,7 +259,7 @@ class _Launch:
 
         if agent.poll() is None:
             agent.terminate()
-            while agent.poll() is None and not is_late():
+            while agent_hears and agent.poll() is None and not is_late():
                 time.sleep(POLL_S)
             agent.kill()  # nothing happens to one that has ended
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a disk ends when that answers

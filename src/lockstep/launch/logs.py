@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -11,6 +11,9 @@ from lockstep.launch.plan import STDERR, STDOUT
 
 Say = Callable[[str, bool], None]
 """Shows a line, on stderr if the second argument is true."""
+
+LOGS_FILE = "logs.json"
+"""In which torchrun's agent says where the output of its ranks goes."""
 
 _CHUNK_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16
@@ -37,7 +40,7 @@ class AttemptLogs:
 def read_attempt_logs(attempt_dir: Path) -> AttemptLogs:
     """Return what torchrun's agent has written about the logs; nothing before it started the ranks."""
     try:
-        content = json.loads((attempt_dir / "logs.json").read_text())
+        content = json.loads((attempt_dir / LOGS_FILE).read_text())
     except (OSError, ValueError):
         return AttemptLogs()
     return AttemptLogs(
@@ -54,13 +57,13 @@ def read_attempt_logs(attempt_dir: Path) -> AttemptLogs:
     )
 
 
-def last_lines(path: Path | None, num_lines: int) -> list[str]:
-    """Return the end of a text file; nothing if it can't be read."""
+def last_lines(path: Path | None, num_lines: int, tail_bytes: int = _TAIL_BYTES) -> list[str]:
+    """Return the end of a text file, as far as it is in its last bytes; nothing if it can't be read."""
     if path is None:
         return []
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - tail_bytes))
             text = file.read().decode(errors="replace")
     except OSError:
         return []
@@ -68,22 +71,41 @@ def last_lines(path: Path | None, num_lines: int) -> list[str]:
 
 
 class Follower:
-    """Shows the lines of teed ranks as they are written, each whole and with its rank before it."""
+    """Shows the lines of teed ranks as they are written, each whole and with its rank before it.
 
-    def __init__(self, attempt_dir: Path, teed: Sequence[int], say: Say) -> None:
+    Args:
+        attempt_dir: where torchrun's agent says in which files they are.
+        teed: by local rank, the streams to show.
+        say: shows a line.
+        has_room: whether the screen takes lines, which may be waited for if the argument is true. As long as it does
+            not, they stay in their files.
+    """
+
+    def __init__(
+        self,
+        attempt_dir: Path,
+        teed: Sequence[int],
+        say: Say,
+        has_room: Callable[[bool], bool] = lambda patiently: True,
+    ) -> None:
         self._attempt_dir = attempt_dir
         self._teed = teed
         self._say = say
+        self._has_room = has_room
         self._restart = -1
         self._streams: list[_Stream] = []
 
     def follow(self, to_the_end: bool = False) -> None:
-        """Show what is new. ``to_the_end`` also shows a last line that has no end."""
+        """Show what is new, as far as the screen takes it. ``to_the_end`` also shows a last line that has no end."""
         if not any(self._teed):
             return
         self._look_for_files()
         for stream in self._streams:
-            for line in stream.new_lines(to_the_end):
+            self._show(stream, to_the_end)
+
+    def _show(self, stream: "_Stream", to_the_end: bool) -> None:
+        for lines in stream.new_lines(to_the_end, self._has_room):
+            for line in lines:
                 self._say(f"[rank {stream.rank}] {line}", stream.is_stderr)
 
     def _look_for_files(self) -> None:
@@ -91,8 +113,7 @@ class Follower:
         if not logs.ranks or logs.restart == self._restart:
             return
         for stream in self._streams:  # of the attempt before
-            for line in stream.new_lines(to_the_end=True):
-                self._say(f"[rank {stream.rank}] {line}", stream.is_stderr)
+            self._show(stream, to_the_end=True)
         self._restart = logs.restart
         self._streams = [
             _Stream(path, log.rank, number == STDERR)
@@ -112,22 +133,25 @@ class _Stream:
         self._file: IO[bytes] | None = None
         self._rest = b""
 
-    def new_lines(self, to_the_end: bool) -> list[str]:
+    def new_lines(self, to_the_end: bool, has_room: Callable[[bool], bool]) -> Iterator[list[str]]:
+        """Yield what is new piece by piece, as long as there is room for it."""
         if self._file is None:
             try:
                 self._file = self._path.open("rb")
             except OSError:
-                return []
-        lines: list[bytes] = []
-        while chunk := self._file.read(_CHUNK_BYTES):
-            *whole, self._rest = (self._rest + chunk).split(b"\n")
-            lines += whole
+                return
+        while has_room(to_the_end) and (chunk := self._file.read(_CHUNK_BYTES)):
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
             if len(self._rest) > _CHUNK_BYTES:  # a line without end must not fill the memory
                 lines.append(self._rest)
                 self._rest = b""
+            yield _decoded(lines)
         if to_the_end:
             if self._rest:
-                lines.append(self._rest)
+                yield _decoded([self._rest])
             self._file.close()
             self._file, self._rest = None, b""
-        return [line.decode(errors="replace").rstrip("\r") for line in lines]
+
+
+def _decoded(lines: Iterable[bytes]) -> list[str]:
+    return [line.decode(errors="replace").rstrip("\r") for line in lines]

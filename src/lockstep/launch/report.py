@@ -1,9 +1,11 @@
 """What is said of the end of a job: one block that names the rank, its place, and what it left."""
 
+import re
 import signal
 import socket
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.core.blame import where
@@ -17,9 +19,13 @@ from lockstep.launch.plan import STDERR, Plan
 
 _MAX_LINES = 40
 _FEW_LINES = 10
-_LOOK_BACK_LINES = 200
+_LOOK_BACK_BYTES = 1 << 20
 _TRACEBACK = "Traceback (most recent call last):"
 _ELSEWHERE = "the cause is on another node"
+_SHOWN = ", as said above"
+_OF_PYTHON = "<frozen runpy>"
+_BEGIN = re.compile(r"--- \d{4}-\d\d-\d\dT\S+ \S+ pid (\d+): ")
+"""How the line begins that a process puts into its log in the run directory first."""
 _EARLY = "ended early with exit code 0 while the others went on"
 
 
@@ -32,11 +38,14 @@ class Report:
     """A line sends the user to a file of the logs, which must then be kept."""
     more: tuple[str, ...] = ()
     """What only the copy in the run directory has."""
+    said: str = ""
+    """What the rank that decides has said itself, where that is on the screen already."""
 
     @property
     def reason(self) -> str:
-        """The first line, without the words before it."""
-        return self.lines[0].removeprefix("lockstep: error: ") if self.lines else ""
+        """The first line, without the words before it, and what the screen has shown before."""
+        first = self.lines[0].removeprefix("lockstep: error: ").removesuffix(_SHOWN) if self.lines else ""
+        return ": ".join(filter(None, (first, self.said)))
 
     @property
     def knows_cause(self) -> bool:
@@ -50,7 +59,7 @@ def report(end: JobEnd, plan: Plan) -> Report:
     if decider is None:
         return _report_of_agent(end, plan)
     if decider.exit_code in EXIT_CODES.values():
-        if end.agent_code >= 0:
+        if end.agent_code >= 0 and not end.agent_trouble:
             return Report()
         return Report((f"lockstep: warning: {_of_agent(end)}; the ranks saved and stopped",))
     early = ended_early(end.ranks)
@@ -60,7 +69,7 @@ def report(end: JobEnd, plan: Plan) -> Report:
     own = _report_of_decider(decider, end, plan)
     # A rank of a training that has said how it ended is through with it.
     notes = [f"lockstep: warning: {_place(one, plan)} {_EARLY}" for one in early if one.outcome is None]
-    return Report((*own.lines, *notes), own.needs_logs, own.more)
+    return replace(own, lines=(*own.lines, *notes))
 
 
 def _report_of_decider(decider: RankEnd, end: JobEnd, plan: Plan) -> Report:
@@ -69,7 +78,7 @@ def _report_of_decider(decider: RankEnd, end: JobEnd, plan: Plan) -> Report:
     message = decider.outcome.message if decider.outcome else ""
     if plan.rendezvous.num_nodes > 1 and not decider.killed_by and any(words in message for words in LOST):
         told = f"{_place(decider, plan)} lost a rank there{_where(decider, plan)}"
-        words = ", as said above" if _was_shown(decider, end.ranks, plan) else f": {message}"
+        words = _SHOWN if _was_shown(decider, end.ranks, plan) else f": {message}"
         return Report((f"lockstep: error: {_ELSEWHERE}, see what its launcher says: {told}{words}",))
     if _was_shown(decider, end.ranks, plan):
         return _place_of_shown(decider, end.ranks, plan)
@@ -84,13 +93,19 @@ def _report_of_verdict(end: RankEnd, plan: Plan) -> Report:
     subject = _place(end, plan)
     first = f"lockstep: error: {subject} {told}; it was killed, so that the job ends"
     stack = _text_of(end.stack)
-    lines = [first]
+    lines, more = [first], tuple[str, ...]()
     if stack and end.stack is not None:
-        calls = read_main_thread(end.stack)[:_MAX_LINES]
-        lines += ["  where it was, the innermost call first:", *(f"    {line.strip()}" for line in calls)]
+        calls = _own_calls(read_main_thread(end.stack))[:_MAX_LINES]
+        lines += ["  where it was, the innermost call first:", *(f"    {line}" for line in calls)]
+        if calls != _own_calls(stack.splitlines()[1:]):  # after a head line
+            more = (f"the whole stack of rank {end.rank}:", *stack.splitlines())
     words, needs_logs = _with_log(end, plan, _printed(end, _FEW_LINES))
-    more = (f"the whole stack of rank {end.rank}:", *stack.splitlines()) if stack else ()
     return Report((*lines, *words), needs_logs, more)
+
+
+def _own_calls(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a stack but for those of Python's own way to run a module."""
+    return [line.strip() for line in lines if _OF_PYTHON not in line]
 
 
 def _report_of_rank(end: RankEnd, plan: Plan, what: str) -> Report:
@@ -107,8 +122,9 @@ def _with_log(end: RankEnd, plan: Plan, words: Sequence[str]) -> tuple[list[str]
     if plan.streams_on_screen(end.local_rank) & STDERR:
         return [], False
     files = end.stderr if end.run_log is None or last_lines(end.stderr, 1) else None
-    logs = [str(path) for path in (end.run_log, files and files.parent) if path]
-    told = [f"  its full log: {' and '.join(logs)}"] if logs else []
+    places = [f"its full log: {end.run_log}"] if end.run_log is not None else []
+    places += [f"logs in {files.parent}"] if files is not None else []
+    told = [f"  {', '.join(places)}"] if places else []
     return [*(f"  {line}" for line in words), *told], files is not None
 
 
@@ -116,16 +132,22 @@ def _printed(end: RankEnd, num_lines: int) -> list[str]:
     """Return the last lines that a rank printed."""
     lines = last_lines(end.stderr, num_lines)
     if not lines and end.run_log is not None:
-        lines = _of_this_start(end.run_log)[-num_lines:]
+        lines = _of_this_start(end.run_log, end.pid)[-num_lines:]
     return lines or last_lines(end.stdout, num_lines)
 
 
-def _of_this_start(path: Path) -> list[str]:
-    """Return the last lines of a log in a run directory since its process began, which has a line of its own there."""
+def _of_this_start(path: Path, pid: int | None) -> list[str]:
+    """Return the last lines of a log in a run directory since its process began, which has a line of its own there.
+
+    One that has ended before it had a log has none: the last such line is that of an earlier start.
+    """
     nothing: list[str] = []
-    lines = answer_within(LOOK_S, lambda: last_lines(path, _LOOK_BACK_LINES), nothing)
-    begins = [number for number, line in enumerate(lines) if line.startswith("--- ")]
-    return lines[begins[-1] + 1 :] if begins else lines
+    lines = answer_within(LOOK_S, lambda: last_lines(path, sys.maxsize, _LOOK_BACK_BYTES), nothing)
+    begins = [(number, match) for number, line in enumerate(lines) if (match := _BEGIN.match(line))]
+    if not begins:
+        return lines
+    number, match = begins[-1]
+    return lines[number + 1 :] if pid is None or int(match[1]) == pid else []
 
 
 def _place_of_shown(decider: RankEnd, ranks: Sequence[RankEnd], plan: Plan) -> Report:
@@ -133,11 +155,14 @@ def _place_of_shown(decider: RankEnd, ranks: Sequence[RankEnd], plan: Plan) -> R
     if decider.exit_code == 2:
         return Report()
     said = decider.outcome
-    words = () if said is None else (f"rank {decider.rank} said: {said.message}", *said.traceback.splitlines())
+    message = said.message if said else ""
+    is_shared = any(end is not decider and _message(end) == _message(decider) for end in ranks)
+    who = "the job ended:" if is_shared else f"rank {decider.rank} said:"
+    words = () if said is None else (f"{who} {message}", *said.traceback.splitlines())
     place = _where(decider, plan)
-    if not place or any(end is not decider and _message(end) == _message(decider) for end in ranks):
-        return Report(more=words)
-    return Report((f"lockstep: error: {_place(decider, plan)} failed{place}, as said above",), more=words)
+    if not place or is_shared:
+        return Report(more=words, said=message)
+    return Report((f"lockstep: error: {_place(decider, plan)} failed{place}{_SHOWN}",), more=words, said=message)
 
 
 def _place(end: RankEnd, plan: Plan) -> str:
@@ -201,12 +226,14 @@ def _what_happened(end: RankEnd, job: JobEnd, plan: Plan) -> str:
 
 
 def _of_agent(end: JobEnd) -> str:
+    if end.agent_trouble:
+        return f"torchrun's agent {end.agent_trouble}, and was killed"
     return f"torchrun's agent was killed by {signal_name(-end.agent_code)}"
 
 
 def _last_words(end: RankEnd) -> list[str]:
     if end.outcome is not None and end.outcome.traceback and not end.killed_by:
-        log = _of_this_start(end.run_log) if end.run_log else last_lines(end.stdout, _LOOK_BACK_LINES)
+        log = _of_this_start(end.run_log, end.pid) if end.run_log else last_lines(end.stdout, sys.maxsize)
         printed = _before_traceback(log)
         before = ["the last it printed:", *(f"  {line}" for line in printed)] if printed else []
         return [*end.outcome.traceback.rstrip().splitlines()[-_MAX_LINES:], *before]
@@ -231,8 +258,13 @@ def _text_of(path: Path | None) -> str:
 def _report_of_agent(end: JobEnd, plan: Plan) -> Report:
     if end.agent_code == 0:
         return Report()
-    if end.agent_code < 0:
+    if end.agent_trouble and end.have_all_told:
+        return Report((f"lockstep: warning: {_of_agent(end)}; the ranks had ended well",))
+    if end.agent_code < 0 or end.agent_trouble:
         return Report((f"lockstep: error: {_of_agent(end)}; the ranks were ended with it",))
+    if end.agent_signal and not end.agent_error:
+        name = signal_name(end.agent_signal)
+        return Report((f"lockstep: error: torchrun's agent was ended by {name}; the ranks were ended with it",))
     log = plan.log_dir / "agent.log"
     reason = end.agent_error or "torchrun's agent failed"
     return Report((f"lockstep: error: {reason}; see {log}",), needs_logs=True)

@@ -1,13 +1,14 @@
 """A job for SLURM, decided and checked in full before anything is written or submitted."""
 
-import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from lockstep.core.errors import UsageError
+from lockstep.core.files import exists, is_folder, require_place
 
 WRITTEN_BY = "# Written by lockstep slurm."
 """In every job script, so that no other file is taken for one and overwritten."""
@@ -154,7 +155,7 @@ def make_job(options: Options, payload: Payload, surroundings: Surroundings) -> 
             f"output_dir {str(options.output_dir)!r} has a backslash, which SLURM takes for a sign to itself"
         )
     path = options.script or options.output_dir / f"{name}.sh"
-    _check_folder("output_dir", surroundings.folder / options.output_dir)
+    require_place("output_dir", surroundings.folder / options.output_dir)
     _check_script(surroundings.folder / path)
     return Job(
         name=name,
@@ -224,6 +225,7 @@ def _sbatch_words(options: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(f"--sbatch {option!r} can't be read ({error}); mend its quotes") from None
         if not parts or not re.match(r"--?[A-Za-z]", parts[0]):
             raise UsageError(f"--sbatch {option!r} is no option of sbatch; write it as there: --sbatch=--qos=high")
+        _require_quotes(option, parts)
         for part in parts:
             name = part[2:].partition("=")[0] if part.startswith("--") else part[1:2] if part.startswith("-") else ""
             mend = _DECIDED.get(name.replace("_", "-"))
@@ -233,19 +235,26 @@ def _sbatch_words(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _check_folder(name: str, path: Path) -> None:
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir():
-        raise UsageError(f"{name} {path} can't be made, since {there} is no folder; choose another --{name}")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"{name} {path} can't be written, since {there} is not writable; choose another --{name}")
+def _require_quotes(option: str, parts: Sequence[str]) -> None:
+    """Refuse a word that is neither an option nor its value: in a job script, sbatch would."""
+    for index, part in enumerate(parts):
+        before = parts[index - 1] if index else "--"
+        if part.startswith("-") or (before.startswith("-") and "=" not in before):
+            continue
+        name, sign, first = before.partition("=") if before.startswith("-") else (parts[index - 2], " ", before)
+        value = " ".join([first, *takewhile(lambda word: not word.startswith("-"), parts[index:])])
+        quoted = shlex.quote(name + sign + '"' + value + '"')
+        raise UsageError(
+            f"--sbatch {option!r}: {part!r} belongs to no option; a value of several words has quotes of its own: "
+            f"--sbatch={quoted}"
+        )
 
 
 def _check_script(path: Path) -> None:
-    if path.is_dir():
+    if is_folder(path):
         raise UsageError(f"script {path} is a folder; give --script FILE for the job script")
-    _check_folder("script", path.parent)
-    if path.exists():
+    require_place("script", path.parent if exists(path) else path)
+    if exists(path):
         try:
             is_ours = WRITTEN_BY in path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:

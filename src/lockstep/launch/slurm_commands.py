@@ -64,6 +64,22 @@ def check_sbatch() -> None:
         raise UsageError("sbatch is not here, so --submit can't work; leave it out, and submit where SLURM is")
 
 
+def syntax_error(text: str) -> str:
+    """Return what bash has against a script, in one line; "" if nothing, or if there is no bash here.
+
+    A here-document without an end is a mere warning to bash, and takes the rest of the script for its own.
+    """
+    bash = shutil.which("bash")
+    if bash is None:
+        return ""
+    surroundings = {"LC_ALL": "C"}  # without the user's functions and BASH_ENV, of which bash might speak too
+    done = subprocess.run(
+        [bash, "-n"], input=text.encode(), env=surroundings, capture_output=True, timeout=_TIMEOUT_S, check=False
+    )
+    lines = done.stderr.decode(errors="replace").splitlines()
+    return lines[0].removeprefix(f"{bash}: ") if lines else "" if done.returncode == 0 else "it does not say what"
+
+
 def submit(script: Path, folder: Path) -> str:
     """Hand a job script in and return the job's id.
 
@@ -171,4 +187,6 @@ def _run(words: Sequence[str], folder: Path | None = None) -> "subprocess.Comple
 
 
 def _in_one_line(done: "subprocess.CompletedProcess[str]") -> str:
-    return " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
+    """Return the last of what a command says, with the lines that go on with it: the others lead to it."""
+    said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+    return " ".join(re.split(r"\n(?=\S)", said)[-1].split())

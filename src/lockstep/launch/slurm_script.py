@@ -58,6 +58,7 @@ def _directives(job: Job) -> Iterator[str]:
     yield "# One task per node, lockstep's launcher: it starts the ranks of its node, and sees all cores and GPUs."
     yield line("ntasks-per-node", 1)
     if options.gpus_per_node is not None:
+        yield "# Of each node; each rank takes one."
         yield line("gres", ":".join(["gpu", *filter(None, [options.gpu_type]), str(options.gpus_per_node)]))
     wanted = {
         "cpus-per-task": options.cpus_per_task,
@@ -164,8 +165,9 @@ def _step(job: Job) -> Iterator[str]:
     yield "esac"
     yield 'exit "$code"'
     yield "'"
-    yield 'rm -f "$preempted"'
+    yield 'rm -f -- "$preempted"'
     yield "code=0"
+    yield "# A node whose launcher fails ends the others. All of them get the environment of this shell on any cluster."
     yield "# Slurm 22.05 to 23.02 would forget the cores if they were not named again. lockstep pins its ranks itself."
     cpus = [] if options.cpus_per_task is None else [f"--cpus-per-task={options.cpus_per_task}"]
     flags = [f"--nodes={options.num_nodes}", "--ntasks-per-node=1", *cpus]
@@ -176,7 +178,7 @@ def _step(job: Job) -> Iterator[str]:
 def _end() -> Iterator[str]:
     yield "# A job that was cancelled does not come here: SLURM ends this shell first."
     yield 'if [ "$code" = 0 ] && [ -e "$preempted" ]; then'
-    yield '    rm -f "$preempted"'
+    yield '    rm -f -- "$preempted"'
     yield '    echo "lockstep: job $SLURM_JOB_ID was asked to stop and goes back into the queue" >&2'
     yield "    # Of an array only this element: one of them has the id that also stands for all."
     yield "    element=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
