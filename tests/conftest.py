@@ -35,6 +35,15 @@ def _a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.delenv(name)
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures, of a module or of all, train something
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start JAX with all devices: a training that starts it makes as many as it needs, and they stay for all tests."""
+    if any(word in item.path.name for word in ("jax", "mjx", "frameworks")):
+        import jax
+
+        assert len(jax.devices()) == NUM_JAX_DEVICES, "another test has started JAX with other devices"
+
+
 @pytest.fixture
 def double_precision() -> Iterator[None]:
     """JAX has 64-bit types, as in a training."""

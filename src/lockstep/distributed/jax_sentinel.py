@@ -2,16 +2,15 @@
 
 import functools
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy
 
 from lockstep.core.errors import RunError
+from lockstep.distributed.differences import first_difference, odd, others_in_words, usual
 from lockstep.distributed.jax_collectives import Tree, all_gather
 from lockstep.distributed.jax_mesh import REPLICATED, RankMesh
 from lockstep.distributed.jax_placement import name_of, without_keys
@@ -99,30 +98,28 @@ class Sentinel:
         own = f"{iteration} {digest}"
         rows = [text.split() for text in self._gather_text(own, "sentinel")]
         iterations, digests = [int(row[0]) for row in rows], [row[1] for row in rows]
-        if _odd(iterations):
-            odd, usual = _odd(iterations)[0], _usual(iterations)
+        if odd(iterations):
+            one, other = odd(iterations)[0], usual(iterations)
             self._stop(
-                f"processes are out of step: process {odd} is in iteration {iterations[odd]}, process {usual} in "
-                f"iteration {iterations[usual]}; look for a loop that one process left early"
+                f"processes are out of step: process {one} is in iteration {iterations[one]}, process {other} in "
+                f"iteration {iterations[other]}; look for a loop that one process left early"
             )
-        if _odd(digests):
-            odd, usual = _odd(digests)[0], _usual(digests)
+        if odd(digests):
             every = [text.split("\n") for text in self._gather_text("\n".join(listing), "sentinel names")]
+            difference = first_difference(every, odd(digests)[0], usual(digests), "process")
             self._stop(
-                f"processes are out of step in iteration {iteration}: {_first_difference(every, odd, usual)}; build "
-                "the same state from the same config on every process"
+                f"processes are out of step in iteration {iteration}: {difference}; build the same state from the same "
+                "config on every process"
             )
 
     def _stop_for_arrays(self, iteration: int, names: Sequence[str], table: numpy.ndarray) -> NoReturn:
         by_array = table.T.tolist()
-        first, *others = [index for index, own in enumerate(by_array) if _odd(own)]
-        more = f"and so do {len(others)} other arrays" if others else "and no other array does"
-        if len(others) == 1:
-            more = "and so does 1 other array"
+        first, *others = [index for index, own in enumerate(by_array) if odd(own)]
+        more = others_in_words(len(others), "array")
         before = "" if self._last_equal is None else f" (all were equal in iteration {self._last_equal})"
         self._stop(
             f"ranks are out of step in iteration {iteration}: {names[first]} differs on "
-            f"{name_ranks(_odd(by_array[first]))} (of {self._ranks.num_ranks}), {more}{before}; look for what changes "
+            f"{name_ranks(odd(by_array[first]))} (of {self._ranks.num_ranks}), {more}{before}; look for what changes "
             "it from one rank's own data, such as a value that is not reduced under check_vma=False"
         )
 
@@ -138,26 +135,3 @@ def _sums_of_all(ranks: RankMesh) -> Callable[[list[jax.Array]], jax.Array]:
         return table
 
     return ranks.compile(sums, REPLICATED, REPLICATED)
-
-
-def _usual(values: Sequence[Any]) -> int:
-    """Return the first that has what most have; of equally many, what the lowest number has."""
-    return values.index(Counter(values).most_common(1)[0][0])
-
-
-def _odd(values: Sequence[Any]) -> list[int]:
-    """Return the numbers of those whose value is not the usual one."""
-    usual = values[_usual(values)]
-    return [number for number, value in enumerate(values) if value != usual]
-
-
-def _first_difference(listings: Sequence[Sequence[str]], odd: int, usual: int) -> str:
-    """Say in words where the listings of two processes, which differ, part."""
-    pairs = zip_longest(listings[odd], listings[usual], fillvalue="nothing")
-    one, other = next((one, other) for one, other in pairs if one != other)
-    return f"process {odd} has {_in_words(one)} where process {usual} has {_in_words(other)}"
-
-
-def _in_words(line: str) -> str:
-    name, _, kind = line.partition("\t")
-    return f"{name} ({kind})" if kind else name or "nothing"

@@ -5,12 +5,12 @@ A listing has a line ``name, tab, kind`` for each entry, in an order that counts
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 
 import torch
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Comm
+from lockstep.distributed.differences import first_difference
 
 
 def listing_of(tensors: Mapping[str, torch.Tensor]) -> list[str]:
@@ -34,13 +34,6 @@ def gather_listings(listing: Sequence[str], comm: Comm, tag: str) -> list[list[s
     return [text.split("\n") if text else [] for text in comm.gather_text("\n".join(listing), tag)]
 
 
-def first_difference(listings: Sequence[Sequence[str]], odd_rank: int, usual_rank: int) -> str:
-    """Say in words where the listings of two ranks, which differ, part."""
-    pairs = zip_longest(listings[odd_rank], listings[usual_rank], fillvalue="nothing")
-    odd, usual = next((one, other) for one, other in pairs if one != other)
-    return f"rank {odd_rank} has {_in_words(odd)} where rank {usual_rank} has {_in_words(usual)}"
-
-
 def require_same(listing: Sequence[str], comm: Comm, what: str) -> None:
     """Check that all ranks have the same listing: one exchange, unless they differ.
 
@@ -54,8 +47,3 @@ def require_same(listing: Sequence[str], comm: Comm, what: str) -> None:
     rank = next(rank for rank, other in enumerate(digests) if other != digests[0])
     difference = first_difference(listings, rank, 0)
     raise UsageError(f"{what}: {difference}; build the same on every rank", shared=True)
-
-
-def _in_words(line: str) -> str:
-    name, _, kind = line.partition("\t")
-    return f"{name} ({kind})" if kind else name

@@ -1,6 +1,5 @@
 """The sentinel: is everything that ranks hold in common still the same on all of them, bit for bit?"""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -8,7 +7,8 @@ import torch
 
 from lockstep.core.errors import RunError
 from lockstep.core.types import Comm
-from lockstep.distributed.torch_listing import digest_of, first_difference, gather_listings, listing_of
+from lockstep.distributed.differences import first_difference, odd, others_in_words, usual
+from lockstep.distributed.torch_listing import digest_of, gather_listings, listing_of
 from lockstep.distributed.wording import name_ranks
 
 # Integers of the same width, to see a tensor's bits; 16 bytes (complex128) are seen as two words.
@@ -101,23 +101,22 @@ class Sentinel:
             self._last_equal = iteration
             return
         iterations, listings = [row[0] for row in rows], [row[1] for row in rows]
-        if _odd(iterations):
+        if odd(iterations):
             self._stop_for_iterations(iterations)
-        if _odd(listings):
+        if odd(listings):
             self._stop_for_listings(iteration, listings, listing)
         self._stop_for_tensors(iteration, list(tensors), sums)
 
     def _stop_for_iterations(self, iterations: Sequence[int]) -> NoReturn:
-        odd = _odd(iterations)[0]
-        usual = _usual(iterations)
+        one, other = odd(iterations)[0], usual(iterations)
         self._stop(
-            f"ranks are out of step: rank {odd} is in iteration {iterations[odd]}, rank {usual} in iteration "
-            f"{iterations[usual]}; look for a loop that one rank left early"
+            f"ranks are out of step: rank {one} is in iteration {iterations[one]}, rank {other} in iteration "
+            f"{iterations[other]}; look for a loop that one rank left early"
         )
 
     def _stop_for_listings(self, iteration: int, digests: Sequence[int], listing: Sequence[str]) -> NoReturn:
         every = gather_listings(listing, self._comm, "sentinel names")
-        difference = first_difference(every, _odd(digests)[0], _usual(digests))
+        difference = first_difference(every, odd(digests)[0], usual(digests))
         self._stop(
             f"ranks are out of step in iteration {iteration}: {difference}; build the same networks and "
             "normalisers from the same config on every rank"
@@ -125,27 +124,14 @@ class Sentinel:
 
     def _stop_for_tensors(self, iteration: int, names: Sequence[str], sums: torch.Tensor) -> NoReturn:
         by_tensor = self._comm.gather(sums, "sentinel sums").T.tolist()
-        first, *others = [index for index, own in enumerate(by_tensor) if _odd(own)]
-        more = f"and so do {len(others)} other tensors" if others else "and no other tensor does"
-        if len(others) == 1:
-            more = "and so does 1 other tensor"
+        first, *others = [index for index, own in enumerate(by_tensor) if odd(own)]
+        more = others_in_words(len(others), "tensor")
         before = "" if self._last_equal is None else f" (all were equal in iteration {self._last_equal})"
         self._stop(
             f"ranks are out of step in iteration {iteration}: {names[first]} differs on "
-            f"{name_ranks(_odd(by_tensor[first]))} (of {self._comm.world_size}), {more}{before}; look for what changes "
+            f"{name_ranks(odd(by_tensor[first]))} (of {self._comm.world_size}), {more}{before}; look for what changes "
             "it from one rank's own data, or run with LOCKSTEP_DEBUG_COLLECTIVES=1, which stops where ranks part"
         )
 
     def _stop(self, line: str) -> NoReturn:
         raise RunError(line, shared=True)
-
-
-def _usual(values: Sequence[int]) -> int:
-    """Return the first rank that has what most ranks have; of equally many, what the lowest rank has."""
-    return values.index(Counter(values).most_common(1)[0][0])
-
-
-def _odd(values: Sequence[int]) -> list[int]:
-    """Return the ranks whose value is not the usual one."""
-    usual = values[_usual(values)]
-    return [rank for rank, value in enumerate(values) if value != usual]
