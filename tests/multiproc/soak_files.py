@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -62,7 +63,7 @@ class FilesWatch:
             for name in ("run.json", "progress.json"):
                 self._read(run / name, lambda path: json.loads(path.read_text()))
             if (run / "metrics.jsonl").exists():
-                self._read(run / "metrics.jsonl", lambda path: records_of(path.parent))
+                self._read(run / "metrics.jsonl", _records_seen_twice)
             for path in (run / "checkpoints").glob("model_*.pt"):
                 self._read(path, checkpoint.load, may_go=True)
 
@@ -93,6 +94,15 @@ def records_of(run: Path) -> list[dict[str, Any]]:
     if text and not text.endswith("\n"):
         raise ValueError(f"the last record ends with {text[-20:]!r}")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def _records_seen_twice(path: Path) -> None:
+    """Read records that a training may be adding to: the kernel shows one that crosses a page in two steps."""
+    try:
+        records_of(path.parent)
+    except ValueError:
+        time.sleep(_LOOK_S)
+        records_of(path.parent)
 
 
 def compare(undisturbed: Path, run: Path, num_iterations: int) -> list[str]:
