@@ -1,5 +1,6 @@
 """Recipes of the cart-poles for soft actor-critic, on JAX: fewer envs than PPO has, each step used many times."""
 
+from lockstep.envs.config import EnvConfig
 from lockstep.learn.config import CheckpointConfig, EvaluationConfig, SacConfig, TrainConfig
 from lockstep.tasks.cartpole_balance.config import CartpoleBalanceConfig
 from lockstep.tasks.cartpole_classic.config import CartpoleClassicConfig
@@ -28,44 +29,29 @@ _CLASSIC_AGENT = _AGENT.model_copy(update={"num_updates": 64, "learning_rate": 1
 
 def cartpole_classic() -> TrainConfig:
     """The toy, with continuous actions."""
-    return TrainConfig(
-        task="cartpole_classic",
-        ml_framework="jax",
-        algorithm="sac",
-        num_envs=32,
-        max_iterations=200,
-        env=CartpoleClassicConfig(),
-        agent=_CLASSIC_AGENT,
-        evaluation=EvaluationConfig(interval=50, num_episodes=64),
-        checkpoints=CheckpointConfig(interval=50),
-    )
+    return _recipe("cartpole_classic", CartpoleClassicConfig(), _CLASSIC_AGENT, max_iterations=200, interval=50)
 
 
 def cartpole_balance() -> TrainConfig:
     """Balance in MuJoCo."""
-    return TrainConfig(
-        task="cartpole_balance",
-        ml_framework="jax",
-        algorithm="sac",
-        num_envs=32,
-        max_iterations=300,
-        env=CartpoleBalanceConfig(),
-        agent=_AGENT,
-        evaluation=EvaluationConfig(interval=50, num_episodes=64),
-        checkpoints=CheckpointConfig(interval=50),
-    )
+    return _recipe("cartpole_balance", CartpoleBalanceConfig(), _AGENT, max_iterations=300, interval=50)
 
 
 def cartpole_swingup() -> TrainConfig:
     """Swing-up in MuJoCo."""
+    return _recipe("cartpole_swingup", CartpoleSwingupConfig(), _AGENT, max_iterations=700, interval=100)
+
+
+def _recipe(task: str, env: EnvConfig, agent: SacConfig, *, max_iterations: int, interval: int) -> TrainConfig:
+    """Return what all have alike, evaluated and saved every ``interval`` iterations."""
     return TrainConfig(
-        task="cartpole_swingup",
+        task=task,
         ml_framework="jax",
         algorithm="sac",
         num_envs=32,
-        max_iterations=700,
-        env=CartpoleSwingupConfig(),
-        agent=_AGENT,
-        evaluation=EvaluationConfig(interval=100, num_episodes=64),
-        checkpoints=CheckpointConfig(interval=100),
+        max_iterations=max_iterations,
+        env=env,
+        agent=agent,
+        evaluation=EvaluationConfig(interval=interval, num_episodes=64),
+        checkpoints=CheckpointConfig(interval=interval),
     )

@@ -1,7 +1,8 @@
 """Whole episodes under the deterministic policy."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,35 @@ class _Progress(NamedTuple):
     totals: jax.Array  # (num_envs, num_terms + 1) float64
     running: jax.Array  # (num_envs,) bool
     num_steps: jax.Array  # () int32
+
+
+class Actor(Protocol):
+    """The part of an algorithm that an evaluation needs; see ``learn/jax/algorithm.py``."""
+
+    def act(self, replicated: Any, observations: Observations, memory: Array) -> tuple[Array, Array]:
+        """Return the most likely actions and the next memory."""
+
+    def initial_memory(self, num_envs: int) -> Array:
+        """Return the memory at the start of an episode."""
+
+
+def evaluate(actor: Actor, replicated: Any, env_ids: jax.Array, env: JaxEnv | None) -> dict[str, jax.Array]:
+    """Return means over whole episodes with the most likely actions, the same on every rank.
+
+    Args:
+        actor: chooses the actions.
+        replicated: its state.
+        env_ids: ``(num_episodes,)`` int32, this rank's share; -1 is padding.
+        env: of the evaluation.
+
+    Raises:
+        ValueError: there is no env.
+    """
+    if env is None:
+        raise ValueError("there are no envs for an evaluation; see evaluation.interval of the config")
+    memory = actor.initial_memory(env_ids.shape[0])
+    episodes = run_episodes(env, partial(actor.act, replicated), memory, env_ids)
+    return summarise(episodes, env_ids, env.task.reward_terms)
 
 
 def run_episodes(

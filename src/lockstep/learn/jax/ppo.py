@@ -150,16 +150,7 @@ class Ppo:
 
     def evaluate(self, state: TrainState, env_ids: Array) -> Metrics:
         """Return means over whole episodes with the most likely actions."""
-        env = self.evaluation_env
-        if env is None:
-            raise ValueError("there are no envs for an evaluation; see evaluation.interval of the config")
-        episodes = evaluation.run_episodes(
-            env,
-            lambda observations, memory: self.act(state.replicated, observations, memory),
-            self.initial_memory(env_ids.shape[0]),
-            env_ids,
-        )
-        return evaluation.summarise(episodes, env_ids, env.task.reward_terms)
+        return evaluation.evaluate(self, state.replicated, env_ids, self.evaluation_env)
 
     def act(self, replicated: PpoState, observations: Observations, memory: Array) -> tuple[Array, Array]:
         """Return the most likely actions and the next memory for raw observations.

@@ -155,16 +155,7 @@ class Sac:
 
     def evaluate(self, state: TrainState, env_ids: jax.Array) -> Metrics:
         """Return means over whole episodes with the most likely actions."""
-        env = self.evaluation_env
-        if env is None:
-            raise ValueError("there are no envs for an evaluation; see evaluation.interval of the config")
-        episodes = evaluation.run_episodes(
-            env,
-            lambda observations, memory: self.act(state.replicated, observations, memory),
-            self.initial_memory(env_ids.shape[0]),
-            env_ids,
-        )
-        return evaluation.summarise(episodes, env_ids, env.task.reward_terms)
+        return evaluation.evaluate(self, state.replicated, env_ids, self.evaluation_env)
 
     def act(self, replicated: SacState, observations: Observations, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the actions ``(num_envs, size)`` in the middle of the policy, and the empty memory."""
