@@ -95,6 +95,8 @@ class Training:
             self._evaluation_ids = self.ranks.shard(pad_ids(shares))
             self._evaluation_numbers = Packer(f"{self.name}.evaluate", (), self.ranks.num_ranks)
             self._evaluate = compile_(self._traced_evaluate, (STATE, SHARDED), REPLICATED)
+            if self.config.enable_jit:
+                cast(Any, self._evaluate).trace(self.state, self._evaluation_ids)  # for the same reason
 
     @property
     def evaluates(self) -> bool:
