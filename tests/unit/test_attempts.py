@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,13 @@ def test_a_start_under_a_bare_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     # Containers of one image have agents of the same id on hosts of the same name.
     start = f"agent {os.getppid()} (begun "
     assert nameless[0].startswith(start)
-    monkeypatch.setattr("os.getppid", os.getpid)
+    # Not this process, which may have begun in the same tick of the clock as the one that started it.
+    later = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr("os.getppid", lambda: later.pid)
     ended = nameless[0].partition("begun")[2]
     assert start_from_environment(bare | {"TORCHELASTIC_RUN_ID": "none"}).launch_id.partition("begun")[2] != ended
+    later.kill()
+    later.wait()
     assert start_from_environment({}) == Start()
 
 
