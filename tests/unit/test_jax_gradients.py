@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from lockstep.distributed import jax_gradients
-from lockstep.distributed.jax import axis_index, gradient_update
+from lockstep.distributed.jax import axis_index, gradient_update, local_parameters
 from lockstep.distributed.jax_mesh import REPLICATED, SHARDED
 from tests.unit.jax_fixtures import NUM_RANKS, on_ranks, ranks_of
 
@@ -51,6 +51,32 @@ def test_a_gradient_that_is_summed_twice_would_be_seen(num_ranks: int, monkeypat
     rows = np.array([1.0, 2.0, 3.0, 4.0])
     assert everywhere(num_ranks, True, step, 3.0, rows)[1] == 3 - num_ranks * 2.5
     assert everywhere(num_ranks, False, step, 3.0, rows)[1] == 0.5
+
+
+@pytest.mark.parametrize("axis_name", ["hosts", "devices", None])
+def test_samples_that_differ_over_another_axis_are_refused(axis_name: str | None) -> None:
+    mesh = jax.sharding.Mesh(ranks_of(4).mesh.devices.reshape(2, 2), ("hosts", "devices"))
+    rows = np.array([1.0, 2.0, 3.0, 4.0])
+
+    def gradient(axis_name: Any, own_axes: Any = None) -> list[float]:
+        step = descend(lambda weight, rows: (weight * rows).mean(), axis_name=axis_name)
+
+        def function(weight: Any, rows: Any) -> Any:
+            return -step(local_parameters(weight, own_axes), rows)[1][None]
+
+        specs = jax.P(("hosts", "devices"))
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=(REPLICATED, specs), out_specs=specs)
+        found: list[float] = jax.jit(mapped)(0.0, rows).tolist()
+        return found
+
+    with pytest.raises(ValueError, match=r"but the loss differs over \[.*give it axis_name=\('(hosts|devices)', '"):
+        gradient(axis_name)
+    assert gradient(("hosts", "devices")) == [2.5] * 4
+    # Parameters that are to differ over an axis have gradients of their own there.
+    others = tuple(name for name in ("hosts", "devices") if name != axis_name)
+    assert gradient(axis_name, others) == {"hosts": [2.0, 3.0] * 2, "devices": [1.5, 1.5, 3.5, 3.5]}.get(
+        str(axis_name), rows.tolist()
+    )
 
 
 @each_place

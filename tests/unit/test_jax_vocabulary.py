@@ -123,6 +123,26 @@ def test_axes_of_another_name() -> None:
     assert means.tolist() == [3, 30]
 
 
+def test_several_axes_are_counted_through() -> None:
+    mesh = jax.sharding.Mesh(ranks_of(4).mesh.devices.reshape(2, 2), ("hosts", "devices"))
+    specs, both = jax.P(("hosts", "devices")), ("hosts", "devices", "nowhere")
+
+    def function(weight: Any, rows: Any) -> Any:
+        reduced = {each.__name__: each({"sum": rows.sum(0)}, both)["sum"] for each in COLLECTIVES}
+        own = jax.grad(lambda weight: (weight * rows[:, 0]).sum())(local_parameters(weight, both))
+        of_rank = [axis_index(both)[None], own[None]]
+        assert axis_size(both) == 4
+        return reduced, of_rank
+
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(REPLICATED, specs), out_specs=(REPLICATED, specs))
+    reduced, (index, gradients) = jax.jit(mapped)(1.0, ROWS)
+    assert {name: found.tolist() for name, found in reduced.items()} == {
+        collective.__name__: EXPECTED[collective][4] for collective in COLLECTIVES
+    }
+    assert index.tolist() == [0, 1, 2, 3]
+    assert gradients.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_an_axis_of_vmap_will_do() -> None:
     def function(row: Any) -> dict[str, Any]:
         return {collective.__name__: collective({"row": row}, "rows")["row"] for collective in COLLECTIVES}

@@ -1,10 +1,10 @@
 """Collectives over the ranks of a mesh. Where there are no ranks they change nothing, so algorithms need no branches.
 
-Each takes ``axis_name``, the name of the ranks' axis. Where that name is not bound (outside ``jax.shard_map``, or in
-one over other axes), or where it is None, there is one rank: this one.
+Each takes ``axis_name``, the name of the ranks' axis, or names of several, whose ranks are then counted through. Names
+that are not bound (outside ``jax.shard_map``, or in one over other axes) don't count; without any, as with None, there
+is one rank: this one.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,16 +18,20 @@ AXIS_NAME = "ranks"
 Tree = Any
 """Arrays in nested containers: what JAX calls a pytree."""
 
+AxisName = str | tuple[str, ...] | None
+"""Whom a collective is among; see above."""
 
-def psum(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+
+def psum(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
     """Return the sums of each array ``(...)`` over all ranks, ``(...)``, the same on every rank.
 
-    An array that is the same on all ranks is multiplied by their number. Booleans are counted, in int32.
+    An array that is the same on all ranks is multiplied by their number. Booleans are counted, in int32. All else is
+    added up in its own dtype, which small ones overflow.
     """
     return _reduce(jax.lax.psum, tree, axis_name)
 
 
-def pmean(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+def pmean(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
     """Return the means of each array ``(...)`` over all ranks, ``(...)``, the same on every rank.
 
     Every rank counts as much as every other; see ``gradient_update`` for ranks that have unequal numbers of samples.
@@ -36,22 +40,22 @@ def pmean(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
     return _reduce(jax.lax.pmean, tree, axis_name)
 
 
-def pmax(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+def pmax(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
     """Return the largest of each array ``(...)`` over all ranks, by element: ``(...)``, the same on every rank."""
     return _reduce(jax.lax.pmax, tree, axis_name)
 
 
-def pmin(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+def pmin(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
     """Return the smallest of each array ``(...)`` over all ranks, by element: ``(...)``, the same on every rank."""
     return _reduce(jax.lax.pmin, tree, axis_name)
 
 
-def all_gather(tree: Tree, axis_name: str | None = AXIS_NAME, *, tiled: bool = False) -> Tree:
+def all_gather(tree: Tree, axis_name: AxisName = AXIS_NAME, *, tiled: bool = False) -> Tree:
     """Return every rank's arrays, in the order of ranks and the same on every rank.
 
     Args:
         tree: arrays ``(...)``; with ``tiled`` each has at least one axis: ``(num_rows, ...)``.
-        axis_name: of the ranks' axis.
+        axis_name: see above.
         tiled: give ``(num_ranks * num_rows, ...)`` instead of ``(num_ranks, ...)``.
 
     Without an axis the tree comes back as it is: no axis is put in front. With ``tiled`` the number of axes is the
@@ -60,48 +64,51 @@ def all_gather(tree: Tree, axis_name: str | None = AXIS_NAME, *, tiled: bool = F
     Raises:
         ValueError: ``tiled``, and an array has no axis.
     """
-    if not is_bound(axis_name):
-        return tree
-    if tiled and any(jnp.ndim(leaf) == 0 for leaf in jax.tree.leaves(tree)):
+    if tiled and is_bound(axis_name) and any(jnp.ndim(leaf) == 0 for leaf in jax.tree.leaves(tree)):
         raise ValueError(
             "all_gather with tiled=True joins rows, but an array of the tree has shape (); use tiled=False"
         )
-    # Typed as replicated, which jax.lax.all_gather alone does not say; an axis of vmap knows no such types.
-    options = {"to": "invarying"} if _is_typed(axis_name) else {}
-    return _reduce(functools.partial(jax.lax.all_gather, tiled=tiled, **options), tree, axis_name)
+    return _reduce(functools.partial(_gather, tiled=tiled), tree, axis_name)
 
 
-def axis_index(axis_name: str | None = AXIS_NAME) -> jax.Array:
+def axis_index(axis_name: AxisName = AXIS_NAME) -> jax.Array:
     """Return this rank's number, int32 ``()``: 0 without an axis."""
-    return jax.lax.axis_index(axis_name) if is_bound(axis_name) else jnp.zeros((), jnp.int32)
+    names = _bound(axis_name)
+    return jax.lax.axis_index(names) if names else jnp.zeros((), jnp.int32)
 
 
-def axis_size(axis_name: str | None = AXIS_NAME) -> int:
+def axis_size(axis_name: AxisName = AXIS_NAME) -> int:
     """Return the number of ranks, known while compiling: 1 without an axis."""
-    return int(jax.lax.axis_size(axis_name)) if is_bound(axis_name) else 1
+    names = _bound(axis_name)
+    return int(jax.lax.axis_size(names)) if names else 1
 
 
-def is_bound(axis_name: str | None) -> bool:
-    """Return whether code that runs here is one of several ranks along an axis of this name."""
-    if axis_name is None:
-        return False
-    try:
-        jax.lax.axis_size(axis_name)
-    except NameError:
-        return False
-    return True
+def is_bound(axis_name: AxisName) -> bool:
+    """Return whether code that runs here is one of several ranks along an axis of this name, or of one of these."""
+    return bool(_bound(axis_name))
 
 
-def local_parameters(tree: Tree, axis_name: str | None = AXIS_NAME) -> Tree:
+def differs(array: Any, axis_name: AxisName = AXIS_NAME) -> bool:
+    """Return whether JAX's types say that an array may differ from rank to rank: in ``shard_map(check_vma=True)``."""
+    return any(_try_to_vary(array, name) is None for name in _typed(axis_name))
+
+
+def differing_axes(tree: Tree) -> set[str]:
+    """Return the names of the axes of ``shard_map(check_vma=True)`` over which JAX's types let any array differ."""
+    leaves = jax.tree.leaves(tree)
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    return {str(name) for name in axes if any(differs(leaf, name) for leaf in leaves)}
+
+
+def local_parameters(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
     """Return the same arrays, typed as this rank's own, so that gradients with respect to them are this rank's own.
 
     Inside ``jax.shard_map(..., check_vma=True)`` the gradient with respect to an argument that is the same on all ranks
     comes back summed over them already; a mean on top of it would be too large by the number of ranks. So take
     gradients with respect to ``local_parameters(parameters)``, and reduce them yourself. Nothing is computed or sent.
     """
-    if axis_name is None or not _is_typed(axis_name):
-        return tree
-    return jax.tree.map(functools.partial(_as_varying, axis_name=axis_name), tree)
+    names = _typed(axis_name)
+    return jax.tree.map(functools.partial(_as_varying, names=names), tree) if names else tree
 
 
 def after(tree: Tree, first: Tree) -> Tree:
@@ -137,20 +144,54 @@ def _bits(array: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(one, jnp.dtype(f"uint{8 * one.dtype.itemsize}"))
 
 
-def _reduce(collective: Callable[..., Any], tree: Tree, axis_name: str | None) -> Tree:
-    if not is_bound(axis_name):
+def _reduce(collective: Callable[..., Any], tree: Tree, axis_name: AxisName) -> Tree:
+    names = _bound(axis_name)
+    if not names:
         return tree
     # Typed as this rank's own first: what is the same on all ranks is then reduced like anything else.
-    return jax.tree.map(lambda leaf: collective(leaf, axis_name), local_parameters(tree, axis_name))
+    return jax.tree.map(lambda leaf: collective(leaf, names), local_parameters(tree, names))
 
 
-def _is_typed(axis_name: str | None) -> bool:
-    """Return whether the axis is one of ``jax.shard_map``; the other kind, of ``jax.vmap``, has no types to change."""
-    return axis_name in jax.sharding.get_abstract_mesh().manual_axes
+def _gather(leaf: Any, names: tuple[str, ...], tiled: bool) -> jax.Array:
+    # Typed as replicated, which jax.lax.all_gather alone does not say; an axis of vmap knows no such types.
+    options: Any = {"to": "invarying"} if _typed(names) else {}
+    gathered: jax.Array = jax.lax.all_gather(leaf, names, tiled=tiled, **options)
+    return gathered
 
 
-def _as_varying(leaf: Any, axis_name: str) -> jax.Array:
+def _bound(axis_name: AxisName) -> tuple[str, ...]:
+    """Return the names of those axes that there are here."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    return tuple(name for name in names if name is not None and _is_bound(name))
+
+
+def _is_bound(name: str) -> bool:
+    try:
+        jax.lax.axis_size(name)
+    except NameError:
+        return False
+    return True
+
+
+def _typed(axis_name: AxisName) -> tuple[str, ...]:
+    """Return the names of axes of ``jax.shard_map``; the other kind, of ``jax.vmap``, has no types to change."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(name for name in names if name is not None and name in manual)
+
+
+def _as_varying(leaf: Any, names: tuple[str, ...]) -> jax.Array:
     array = jnp.asarray(leaf)
-    with contextlib.suppress(ValueError):  # it is already
-        array = jax.lax.pcast(array, axis_name, to="varying")
+    for name in names:
+        varying = _try_to_vary(array, name)
+        array = array if varying is None else varying
     return array
+
+
+def _try_to_vary(array: Any, name: str) -> jax.Array | None:
+    """Return an array typed as different along an axis, or None if it is so already."""
+    try:
+        varying: jax.Array = jax.lax.pcast(array, name, to="varying")
+    except ValueError:
+        return None
+    return varying

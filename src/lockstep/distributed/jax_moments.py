@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from lockstep.distributed.jax_collectives import AXIS_NAME, all_gather, is_bound
+from lockstep.distributed.jax_collectives import AXIS_NAME, AxisName, all_gather, is_bound
 
 
 @jax.tree_util.register_dataclass
@@ -71,7 +71,7 @@ class Moments:
         return cls(packed[0], packed[1 : 1 + size].reshape(whole), packed[1 + size :].reshape(whole))
 
 
-def merge_over_ranks(parts: Sequence[Moments], axis_name: str | None = AXIS_NAME) -> list[Moments]:
+def merge_over_ranks(parts: Sequence[Moments], axis_name: AxisName = AXIS_NAME) -> list[Moments]:
     """Return each of this rank's moments merged with the other ranks' of the same place: one exchange for all.
 
     The result is the same on every rank, bit for bit, and without an axis what it was.

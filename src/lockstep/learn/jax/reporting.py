@@ -9,7 +9,7 @@ import numpy
 
 from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import StopReason
-from lockstep.distributed.jax_collectives import AXIS_NAME, after, all_gather
+from lockstep.distributed.jax_collectives import after, all_gather, differs
 from lockstep.learn.jax.algorithm import NONFINITE
 from lockstep.learn.jax.algorithm import Metrics as DeviceMetrics
 from lockstep.learn.observer import Metrics
@@ -131,19 +131,8 @@ class Packer:
         return Packed(metrics, nonfinite.reshape(self._num_ranks, -1) > 0, signals.reshape(shape))
 
     def _require_replicated(self, name: str, value: Any) -> None:
-        if varies(value):
+        if differs(value):
             raise UsageError(
                 f"{self._name}() gives the metric {name} as each rank has it, not reduced over ranks; use psum, pmean, "
                 "pmax or pmin of lockstep.distributed.jax"
             )
-
-
-def varies(value: Any) -> bool:
-    """Return whether JAX's types say that an array may differ from rank to rank; they do so inside ``shard_map``."""
-    if AXIS_NAME not in jax.sharding.get_abstract_mesh().manual_axes:
-        return False
-    try:
-        jax.lax.pcast(value, AXIS_NAME, to="varying")
-    except ValueError:  # it is already
-        return True
-    return False

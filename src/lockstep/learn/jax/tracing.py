@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from lockstep.core.errors import UsageError
+from lockstep.distributed.jax_collectives import differs
 from lockstep.learn.jax.algorithm import PyTree, TrainState
-from lockstep.learn.jax.reporting import varies
 
 
 def require_state(state: TrainState, name: str) -> None:
@@ -21,7 +21,7 @@ def require_state(state: TrainState, name: str) -> None:
     if not isinstance(state, TrainState):
         raise UsageError(f"{name}() gives a {type(state).__name__}; it must give a TrainState(replicated, sharded)")
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.replicated):
-        if varies(leaf):
+        if differs(leaf):
             raise UsageError(
                 f"{name}() gives replicated.{name_of(path)} as each rank has it, not the same on all; reduce it, as "
                 "with psum, pmean or gradient_update of lockstep.distributed.jax, or make it a part of sharded"
