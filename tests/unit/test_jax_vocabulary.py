@@ -143,6 +143,25 @@ def test_several_axes_are_counted_through() -> None:
     assert gradients.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value", "dtype_of_mean"),
+    [
+        ("uint8", 200, "float32"),
+        ("int8", -100, "float32"),
+        ("int32", 2**30, "float32"),
+        ("float16", 40_000, "float16"),
+        ("bfloat16", 256, "bfloat16"),
+        ("float8_e4m3fn", 240, "float8_e4m3fn"),
+        ("float32", 3, "float32"),
+        ("complex64", 3j, "complex64"),
+    ],
+)
+def test_means_do_not_overflow_small_numbers(dtype: str, value: Any, dtype_of_mean: str) -> None:
+    mean = on_ranks(4, lambda rows: pmean(rows[0]), jnp.full(4, value, dtype))
+    assert mean.dtype.name == dtype_of_mean
+    assert complex(mean) == value
+
+
 def test_an_axis_of_vmap_will_do() -> None:
     def function(row: Any) -> dict[str, Any]:
         return {collective.__name__: collective({"row": row}, "rows")["row"] for collective in COLLECTIVES}

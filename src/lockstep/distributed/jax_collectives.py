@@ -35,9 +35,9 @@ def pmean(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
     """Return the means of each array ``(...)`` over all ranks, ``(...)``, the same on every rank.
 
     Every rank counts as much as every other; see ``gradient_update`` for ranks that have unequal numbers of samples.
-    Integers give floats, except where there is no axis.
+    Integers give floats, except where there is no axis. Sums are at least float32, so small dtypes don't overflow.
     """
-    return _reduce(jax.lax.pmean, tree, axis_name)
+    return _reduce(_mean, tree, axis_name)
 
 
 def pmax(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
@@ -150,6 +150,14 @@ def _reduce(collective: Callable[..., Any], tree: Tree, axis_name: AxisName) -> 
         return tree
     # Typed as this rank's own first: what is the same on all ranks is then reduced like anything else.
     return jax.tree.map(lambda leaf: collective(leaf, names), local_parameters(tree, names))
+
+
+def _mean(leaf: Any, names: tuple[str, ...]) -> jax.Array:
+    array = jnp.asarray(leaf)
+    dtype = jnp.true_divide(array, 1).dtype
+    wide = dtype if dtype.itemsize >= 4 else jnp.float32
+    mean: jax.Array = jax.lax.pmean(array.astype(wide), names).astype(dtype)
+    return mean
 
 
 def _gather(leaf: Any, names: tuple[str, ...], tiled: bool) -> jax.Array:
