@@ -68,6 +68,16 @@ def test_members_may_be_anywhere_before(way: Way) -> None:
     assert way(fitness, ranks.mesh, SHARDED, SHARDED)(placed).tolist() == FITNESS[:4]
 
 
+@each_way
+def test_a_mesh_as_jax_makes_it_by_itself(way: Way) -> None:
+    mesh = jax.make_mesh((4,), ("ranks",), devices=ranks_of(4).mesh.devices.tolist())
+    evaluate = way(fitness, mesh, SHARDED, SHARDED)
+    for num_members in (4, 5):
+        assert evaluate(population(num_members)).tolist() == FITNESS[:num_members]
+    placed = tree_device_put(population(4), mesh)
+    assert (evaluate(placed) + placed[..., 0]).sharding.mesh == mesh
+
+
 @each_size
 @each_way
 def test_arguments_and_results_are_trees_some_for_all_rows(way: Way, num_ranks: int) -> None:
@@ -189,6 +199,14 @@ def test_copies_for_all_and_one_back(num_ranks: int) -> None:
     assert {leaf.device for leaf in jax.tree.leaves(back)} == {jax.devices("cpu")[0]}
 
 
+def test_what_was_never_copied_is_given_back_as_it_is() -> None:
+    ranks, tree = ranks_of(2), {"count": 3, "row": np.array([1.5, 2.5])}
+    for back in (unreplicate(tree), ranks.to_host(tree), ranks.unshard(tree)):
+        assert back["count"] == 3
+        assert back["row"].tolist() == [1.5, 2.5]
+        assert back["row"] is not tree["row"]
+
+
 def test_what_is_split_has_no_copy_to_give_back() -> None:
     with pytest.raises(ValueError, match=r"rows \(4,\) is not the same on every device"):
         unreplicate({"rows": ranks_of(2).shard(np.ones(4))})
@@ -209,8 +227,17 @@ def test_no_two_devices_draw_alike(make_key: Callable[[int], Any]) -> None:
 
 
 def test_one_key_is_split_not_several() -> None:
-    with pytest.raises(ValueError, match=r"key has shape \(3,\), which is more than one key"):
+    with pytest.raises(ValueError, match=r"key has shape \(3,\), which is not one key"):
         split_key_to_devices(jax.random.split(jax.random.key(0), 3))
+
+
+def test_a_key_may_be_of_the_host_but_not_traced() -> None:
+    key = jax.random.PRNGKey(7)
+    assert split_key_to_devices(np.asarray(key)).tolist() == split_key_to_devices(key).tolist()
+    with pytest.raises(ValueError, match=r"key is int64\[\], which is no key; give that of jax.random.key"):
+        split_key_to_devices(7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="call it outside"):
+        jax.jit(split_key_to_devices)(key)
 
 
 def test_ranks_of_this_process() -> None:

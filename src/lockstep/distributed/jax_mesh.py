@@ -154,12 +154,15 @@ class RankMesh:
     def to_host(self, tree: Tree) -> Tree:
         """Return this process's first copy of replicated arrays ``(...)`` in numpy; nothing is sent to other ranks.
 
+        Numbers and arrays of the host come back as numpy's too, here and from ``unshard``.
+
         Raises:
             ValueError: an array is not replicated.
         """
         copies = jax.tree_util.tree_map_with_path(_first_copy, tree)
         for leaf in jax.tree.leaves(copies):
-            leaf.copy_to_host_async()  # all of them before the first is waited for
+            if isinstance(leaf, jax.Array):
+                leaf.copy_to_host_async()  # all of them before the first is waited for
         return jax.tree.map(numpy.array, copies)
 
     def _check_rows(self, path: tuple[Any, ...], leaf: Any) -> None:
@@ -185,7 +188,9 @@ class RankMesh:
         whole = (num_rows * self.num_ranks, *shape[1:])
         return jax.make_array_from_single_device_arrays(whole, self.sharded, parts)
 
-    def _unshard(self, leaf: jax.Array) -> numpy.ndarray:
+    def _unshard(self, leaf: Any) -> numpy.ndarray:
+        if not isinstance(leaf, jax.Array):
+            return numpy.array(leaf)
         leaf = without_keys(leaf)
         if leaf.is_fully_addressable or leaf.is_fully_replicated:
             return read(leaf)
@@ -234,7 +239,9 @@ def _gather_rows(ranks: RankMesh, size: int) -> Callable[[jax.Array, numpy.int32
     return ranks.compile(gather, (SHARDED, REPLICATED), REPLICATED)
 
 
-def _first_copy(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+def _first_copy(path: tuple[Any, ...], leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
     if not leaf.is_fully_replicated:
         raise ValueError(f"{name_of(path)} {leaf.shape} is split over ranks ({leaf.sharding}); use unshard for it")
     return without_keys(leaf).addressable_data(0)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from lockstep.distributed.jax_collectives import Tree
 from lockstep.distributed.jax_mesh import REPLICATED, RankMesh, plain_mesh
@@ -99,10 +99,9 @@ def _over_devices(over_rows: Function, mesh: Mesh, in_specs: Any, out_specs: Any
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(num_repeated: int, *arguments: Any) -> Any:
-        results = mapped(*arguments)
         if num_repeated == 0:
-            return results
-        return jax.tree.map(lambda leaf: leaf[: leaf.shape[0] - num_repeated], results)
+            return mapped(*arguments)
+        return jax.tree.map(functools.partial(_shortened, num_repeated=num_repeated, mesh=mesh), mapped(*arguments))
 
     def over_devices(*arguments: Any) -> Any:
         specs = _spec_of_each(in_specs, arguments)
@@ -168,11 +167,16 @@ def replicate(tree: Tree, mesh: RankMesh | Mesh | None = None) -> Tree:
 def unreplicate(tree: Tree) -> Tree:
     """Return the copy that this process's first device has of replicated arrays ``(...)``, on that device alone.
 
+    Args:
+        tree: arrays of ``replicate``; numbers and arrays of the host are put on a device.
+
     Raises:
         ValueError: an array is not replicated.
     """
 
-    def first(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    def first(path: tuple[Any, ...], leaf: Any) -> jax.Array:
+        if not isinstance(leaf, jax.Array):
+            return jnp.asarray(leaf)
         if not leaf.is_fully_replicated:
             raise ValueError(f"{name_of(path)} {leaf.shape} is not the same on every device: {leaf.sharding}")
         return leaf.addressable_data(0)
@@ -180,7 +184,7 @@ def unreplicate(tree: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(first, tree)
 
 
-def split_key_to_devices(key: jax.Array, mesh: RankMesh | Mesh | None = None) -> jax.Array:
+def split_key_to_devices(key: jax.Array | numpy.ndarray, mesh: RankMesh | Mesh | None = None) -> jax.Array:
     """Return ``(num_devices,)`` keys, one on each device of the mesh, no two alike over all devices of all processes.
 
     Device r's is ``jax.random.fold_in(key, r)`` with its global rank r, so it does not depend on the number of devices
@@ -188,15 +192,23 @@ def split_key_to_devices(key: jax.Array, mesh: RankMesh | Mesh | None = None) ->
 
     Args:
         key: one key, the same on every process: of ``jax.random.key``, or uint32 of ``jax.random.PRNGKey`` (the result
-            is then ``(num_devices, 2)``).
+            is then ``(num_devices, 2)``), also in numpy.
         mesh: None for that of all devices of all processes.
 
     Raises:
-        ValueError: ``key`` is several keys.
+        ValueError: ``key`` is several keys, or none, or is traced.
     """
+    if isinstance(key, jax.core.Tracer):
+        raise ValueError(
+            "split_key_to_devices puts keys on devices, which a compiled function can't do; call it outside, or use "
+            "jax.random.fold_in(key, axis_index()) inside"
+        )
+    key = jnp.asarray(key)
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed and key.dtype != jnp.uint32:
+        raise ValueError(f"key is {key.dtype}{list(key.shape)}, which is no key; give that of jax.random.key(seed)")
     if key.ndim != (0 if is_typed else 1):
-        raise ValueError(f"key has shape {key.shape}, which is more than one key; give one, the same on every process")
+        raise ValueError(f"key has shape {key.shape}, which is not one key; give one, the same on every process")
     devices = plain_mesh(mesh)
     here = jax.random.clone(unreplicate(key)) if not key.is_fully_addressable else key
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(here, jnp.arange(devices.size, dtype=jnp.uint32))
@@ -255,6 +267,13 @@ def _lengthened(leaf: Any, num_repeated: int) -> Any:
         return leaf
     xp = jnp if isinstance(leaf, jax.Array) else numpy
     return xp.concatenate([leaf, *[leaf[-1:]] * num_repeated])
+
+
+def _shortened(leaf: jax.Array, num_repeated: int, mesh: Mesh) -> jax.Array:
+    """Return rows without the last ``num_repeated``."""
+    if AxisType.Explicit in mesh.axis_types:  # where only what the devices divide can be split over them
+        leaf = jax.sharding.reshard(leaf, NamedSharding(mesh, REPLICATED))
+    return leaf[: leaf.shape[0] - num_repeated]
 
 
 def _placed(leaf: Any, sharding: NamedSharding) -> Any:
