@@ -16,6 +16,7 @@ from lockstep.distributed.jax import (
     axis_index,
     get_global_ranks,
     is_dist_initialized,
+    pmean,
     psum,
     replicate,
     shmap_map,
@@ -76,6 +77,14 @@ def test_a_mesh_as_jax_makes_it_by_itself(way: Way) -> None:
         assert evaluate(population(num_members)).tolist() == FITNESS[:num_members]
     placed = tree_device_put(population(4), mesh)
     assert (evaluate(placed) + placed[..., 0]).sharding.mesh == mesh
+
+
+@each_way
+def test_repeated_rows_are_no_part_of_an_exchange(way: Way) -> None:
+    center = way(lambda row: row - pmean(row), ranks_of(4), SHARDED, SHARDED)
+    assert center(np.array([1.0, 2.0, 3.0, 6.0])).tolist() == [-2.0, -1.0, 0.0, 3.0]
+    with pytest.raises(ValueError, match=r"repeated rows would count in psum at .*; give a multiple of 4"):
+        center(np.array([1.0, 2.0, 3.0]))
 
 
 @each_size

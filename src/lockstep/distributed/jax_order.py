@@ -80,7 +80,7 @@ def _walk(jaxpr: Any, given: list[int], level: _Level) -> list[int]:
         elif name not in _LOOPS and len(inner) == 1 and _fits(inner[0], equation):
             known.update(zip(equation.outvars, _walk(inner[0], operands, level), strict=True))
             continue
-        elif (first := next((found for body in inner for found in _collectives(body)), None)) is not None:
+        elif (first := next((found for body in inner for found in collectives_of(body)), None)) is not None:
             for body in inner:
                 _walk(body, [0] * len(body.invars), _Level())
             place = f"the {_LOOPS.get(name, name)} at {_place(equation)} with its {first}"
@@ -102,12 +102,13 @@ def _bodies(equation: Any) -> Iterator[Any]:
                 yield each
 
 
-def _collectives(jaxpr: Any) -> Iterator[str]:
+def collectives_of(jaxpr: Any) -> Iterator[str]:
+    """Yield what a program, or a part of one, exchanges between ranks: which collective, and where it is."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in _COLLECTIVES:
             yield _words(equation.primitive.name, equation)
         for body in _bodies(equation):
-            yield from _collectives(body)
+            yield from collectives_of(body)
 
 
 def _words(name: str, equation: Any) -> str:

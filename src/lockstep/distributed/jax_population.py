@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from lockstep.distributed.jax_collectives import Tree
 from lockstep.distributed.jax_mesh import REPLICATED, RankMesh, plain_mesh
+from lockstep.distributed.jax_order import collectives_of
 from lockstep.distributed.jax_placement import name_of, place
 
 Function = Callable[..., Any]
@@ -40,7 +41,7 @@ def shmap_vmap(
 
     Raises:
         ValueError: the specs split nothing, or not the first axis, or arguments have different numbers of rows; or rows
-            would have to be repeated, and a result that is the same for all rows might depend on them.
+            would have to be repeated, and would count in a collective of ``fn`` or might in a result without rows.
     """
 
     def over_rows(*arguments: Any) -> Any:
@@ -101,6 +102,12 @@ def _over_devices(over_rows: Function, mesh: Mesh, in_specs: Any, out_specs: Any
     def run(num_repeated: int, *arguments: Any) -> Any:
         if num_repeated == 0:
             return mapped(*arguments)
+        first = next(collectives_of(jax.make_jaxpr(mapped)(*arguments).jaxpr), None)
+        if first is not None:
+            raise ValueError(
+                f"{devices_per_axis} devices don't divide the rows, and repeated rows would count in {first}; give a "
+                f"multiple of {devices_per_axis}"
+            )
         return jax.tree.map(functools.partial(_shortened, num_repeated=num_repeated, mesh=mesh), mapped(*arguments))
 
     def over_devices(*arguments: Any) -> Any:
