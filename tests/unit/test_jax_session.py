@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lockstep
 from lockstep.core.errors import UsageError
+from lockstep.learn.jax.algorithm import TrainState
 from lockstep.session.framework import FRAMEWORKS, count_ranks, framework_of_checkpoint
 from lockstep.session.policy import Policy
 
@@ -187,3 +189,40 @@ def test_play_gives_the_same_episodes_again(run: Path) -> None:
     assert first["max_episode_length"] == 100
     assert first["num_episodes"] == 6
     assert lockstep.play(run / "checkpoints" / "model_2", 6, seed=4) != first
+
+
+class Stateless:
+    """An algorithm that keeps nothing for each env, but a key of ``jax.random`` for all."""
+
+    def __init__(self, config: Any, env: Any, evaluation_env: Any) -> None:
+        """There is nothing to build."""
+
+    def setup(self, key: Any, env_ids: Any) -> TrainState:
+        return TrainState({"key": key, "weight": jnp.zeros(4, jnp.float32)}, ())
+
+    def step(self, state: TrainState) -> tuple[TrainState, Any]:
+        key, own = jax.random.split(state.replicated["key"])
+        return TrainState({"key": key, "weight": jax.random.normal(own, (4,), jnp.float32)}, ()), {"num_steps": 1}
+
+    def evaluate(self, state: TrainState, env_ids: Any) -> Any:
+        """No evaluation is asked for."""
+
+    def act(self, replicated: Any, observations: Any, memory: Any) -> Any:
+        return (observations["actor"] @ replicated["weight"] > 0).astype(jnp.int32), memory
+
+    def initial_memory(self, num_envs: int) -> Any:
+        return ()
+
+
+def test_what_keeps_nothing_for_each_env_is_played_and_goes_on(tmp_path: Path) -> None:
+    def run_to(max_iterations: int, root: str, resume: Path | None = None) -> Path:
+        own = {"runner": f"{__name__}:Stateless", "log_root": str(tmp_path / root), "max_iterations": max_iterations}
+        return lockstep.train(config_with(**own), resume=resume).run_path
+
+    whole, half = run_to(2, "whole"), run_to(1, "half")
+    run_to(2, "half", resume=half)
+    observations = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32)
+    actions = [lockstep.load_policy(folder)(observations).tolist() for folder in (whole, half)]
+    assert actions[0] == actions[1]
+    assert 0 < sum(actions[0]) < 50
+    assert lockstep.load_policy(half / "checkpoints" / "model_1")(observations).tolist() != actions[0]

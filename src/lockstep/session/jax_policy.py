@@ -112,8 +112,9 @@ def load_policy(path: Path, device: str, algorithm_of: Callable[[TrainConfig], t
     with jax.enable_x64(True), ExitStack() as resources:
         env = build_env(config, platform_of(ranks), resources)
         with incomplete_in_words(path):
-            # As one rank with all envs, however many it was that trained.
-            num_envs = int(next(iter(flatten(content["sharded"]).values())).shape[0])
+            # As one rank with all envs, however many it was that trained; nobody can tell how many without a row each.
+            rows = [array.shape[0] for array in flatten(content["sharded"]).values()]
+            num_envs = int(rows[0]) if rows else int(np.sum(config.num_envs))
             algorithm: Any = kind(merge(config, {"num_envs": num_envs}), env, None)
             shapes = _replicated_shapes(algorithm, num_envs, ranks)
             require_like(content["replicated"], to_nest(plain_shapes(shapes)), path, "replicated")

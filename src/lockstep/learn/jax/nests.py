@@ -84,14 +84,26 @@ def plain_shapes(tree: PyTree) -> PyTree:
 
 
 def with_keys(tree: PyTree, like: PyTree) -> PyTree:
-    """Return a tree of arrays in which what is a key of ``jax.random`` in ``like`` is one again."""
+    """Return a tree of arrays in which what is a key of ``jax.random`` in ``like`` is one again.
+
+    Args:
+        tree: arrays; for keys their uint32 data.
+        like: arrays, or their shapes and dtypes.
+    """
 
     def wrap(leaf: Any, expected: Any) -> Any:
         if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(expected))
+            return jax.random.wrap_key_data(leaf, impl=_kind_of(expected))
         return leaf
 
     return jax.tree.map(wrap, tree, like)
+
+
+def _kind_of(key: Any) -> Any:
+    """Return the generator that a key is for; of a key there may be shape and dtype alone, which JAX asks nothing."""
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
+    return found[0]
 
 
 def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
