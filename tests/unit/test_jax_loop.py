@@ -186,6 +186,14 @@ def no_state(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
     return tuple(after), metrics  # type: ignore[return-value]
 
 
+def no_metrics(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
+    return Drift.step(self, state)[0]
+
+
+def nothing(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
+    return None  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(
     ("step", "words"),
     [
@@ -199,6 +207,8 @@ def no_state(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
         (other_structure, "gives a state of another structure than it takes: replicated.more is only after it"),
         (no_count, "Broken.step() gives no metric num_steps"),
         (other_checks, "gives the metric nonfinite of shape (2,); it must be (2, 2): (num_ranks, len(CHECKS))"),
+        (no_metrics, "Broken.step() gives a TrainState; it must give both a TrainState and a dict of metrics"),
+        (nothing, "Broken.step() gives a NoneType; it must give both a TrainState and a dict of metrics"),
         (no_state, "Broken.step() gives a tuple; it must give a TrainState(replicated, sharded)"),
     ],
 )
@@ -207,6 +217,12 @@ def test_an_algorithm_that_breaks_the_protocol_is_told_how(step: Step, words: st
         make_drift(2, type("Broken", (Drift,), {"step": step}))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_evaluation_without_metrics_is_told() -> None:
+    silent = type("Silent", (Drift,), {"evaluate": lambda self, state, env_ids: None})
+    with pytest.raises(UsageError, match=r"^Silent.evaluate\(\) gives a NoneType; it must give a dict of metrics"):
+        make_drift(2, silent)
 
 
 def test_rows_that_are_no_envs_are_refused() -> None:

@@ -1,6 +1,6 @@
 """One iteration's numbers: packed on the devices into one vector, so that they come to the host in one transfer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -92,8 +92,10 @@ class Packer:
             signals: ``(1, len(SIGNALS))``, this rank's.
 
         Raises:
-            UsageError: a metric is no scalar, or not the same on all ranks.
+            UsageError: a metric is no scalar, or not the same on all ranks, or these are no metrics.
         """
+        if not isinstance(metrics, Mapping):
+            raise UsageError(f"{self._name}() gives a {type(metrics).__name__}; it must give a dict of metrics")
         scalars = dict(metrics)
         nonfinite = scalars.pop(NONFINITE, None)
         parts = []

@@ -1,11 +1,25 @@
 """Does an algorithm keep to its protocol? Asked while it is traced, so that its faults have names and cost nothing."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 
 from lockstep.core.errors import UsageError
 from lockstep.distributed.jax_collectives import differs
-from lockstep.learn.jax.algorithm import PyTree, TrainState
+from lockstep.learn.jax.algorithm import Metrics, PyTree, TrainState
+
+
+def require_pair(result: object, name: str) -> tuple[TrainState, Metrics]:
+    """Return what ``step`` gives, if it is a state and metrics.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+        state, metrics = result
+        return state, dict(metrics)
+    raise UsageError(f"{name}() gives a {type(result).__name__}; it must give both a TrainState and a dict of metrics")
 
 
 def require_state(state: TrainState, name: str) -> None:

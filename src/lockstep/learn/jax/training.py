@@ -22,7 +22,7 @@ from lockstep.learn.jax import checkpoint, fitting
 from lockstep.learn.jax.algorithm import Algorithm, HasWeights, PyTree, TrainState
 from lockstep.learn.jax.nests import from_nest, plain_shapes, to_nest, with_keys
 from lockstep.learn.jax.reporting import SIGNALS, Packer, agree, own_signals, step_times
-from lockstep.learn.jax.tracing import require_same, require_state
+from lockstep.learn.jax.tracing import require_pair, require_same, require_state
 from lockstep.learn.observer import Metrics, NonFiniteError, no_clock, nobody_asks
 
 STATE = TrainState(REPLICATED, SHARDED)
@@ -117,7 +117,7 @@ class Training:
         return state
 
     def _traced_step(self, state: TrainState, signals: jax.Array) -> tuple[TrainState, jax.Array]:
-        after, metrics = self.algorithm.step(state)
+        after, metrics = require_pair(self.algorithm.step(state), f"{self.name}.step")
         require_state(after, f"{self.name}.step")
         require_same(state, after, f"{self.name}.step")
         if not metrics.keys() & {"num_steps", "env_steps"}:
