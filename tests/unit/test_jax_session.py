@@ -19,6 +19,7 @@ from lockstep.core.errors import UsageError
 from lockstep.learn.jax.algorithm import TrainState
 from lockstep.session.framework import FRAMEWORKS, count_ranks, framework_of_checkpoint
 from lockstep.session.policy import Policy
+from lockstep.tasks.cartpole_classic.task import CartpoleClassic
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTINGS: dict[str, Any] = {
@@ -160,6 +161,20 @@ def test_ranks_are_counted_before_anything_starts(monkeypatch: pytest.MonkeyPatc
     assert count_ranks(lockstep.make_config("cartpole_classic"), 5) == 5
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "7")
     assert count_ranks(config_with(), 2) == 14
+
+
+def test_what_a_script_has_set_up_is_counted_once_it_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):  # so that nothing but JAX itself knows of the four devices
+        monkeypatch.delenv(variable, raising=False)
+    shares = config_with(num_envs=(4, 0, 8, 4), max_iterations=1, log_root=str(tmp_path))
+    assert "world_size: 4" in (lockstep.train(shares).run_path / "config.yaml").read_text()
+    monkeypatch.setattr("own_jax_algorithm.Algorithm.distributed_unsupported", "it is alone", raising=False)
+    with pytest.raises(UsageError, match=r"runner .* can't train on 4 ranks: it is alone; run it with one process"):
+        lockstep.train(config_with(log_root=str(tmp_path / "runner")))
+    monkeypatch.setattr(CartpoleClassic, "distributed_unsupported", "so is it", raising=False)
+    with pytest.raises(UsageError, match="task cartpole_classic can't train on 4 ranks: so is it"):
+        lockstep.train(config_with(log_root=str(tmp_path / "task"), runner=f"{__name__}:Stateless"))
+    assert [path.name for path in tmp_path.iterdir()] == ["cartpole_classic"]
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------

@@ -103,6 +103,18 @@ def join(
     return mesh, comm
 
 
+def is_set_up() -> bool:
+    """Return whether a script has started JAX, or told it of processes or CPU devices otherwise than by variables."""
+    options: Any = jax.config
+    by_variable = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    num_cpu_devices = int(by_variable) if by_variable.isdecimal() else -1
+    return (
+        xla_bridge.backends_are_initialized()
+        or jax.distributed.is_initialized()
+        or options.jax_num_cpu_devices != num_cpu_devices
+    )
+
+
 def is_joined() -> bool:
     """Return whether this process has met others, by this module or by the user's own code."""
     return jax.distributed.is_initialized() and jax.process_count() > 1

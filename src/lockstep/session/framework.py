@@ -82,6 +82,9 @@ class Framework(Protocol):
 
     name: str
 
+    def count_ranks(self, config: TrainConfig, num_processes: int) -> int | None:
+        """Return how many ranks so many processes will be, or None where only ``join`` can tell. Nothing is started."""
+
     def check(self, config: TrainConfig, num_processes: int) -> None:
         """Check that lockstep's own learner, if the config has no runner, can train in so many processes.
 
@@ -108,7 +111,8 @@ class Framework(Protocol):
         """Meet the other processes, before anything is built.
 
         Raises:
-            UsageError: no such devices, or the processes don't run the same code with the same config.
+            UsageError: no such devices, or the processes don't run the same code with the same config, or what trains
+                can't do so on so many ranks.
             RunError: processes are missing; they are named.
         """
 

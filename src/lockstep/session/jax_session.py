@@ -14,7 +14,7 @@ from lockstep.core.errors import UsageError
 from lockstep.core.registry import Registry, load
 from lockstep.distributed.jax_comm import lost_processes_in_words
 from lockstep.distributed.jax_devices import in_words, kind_of, name_of
-from lockstep.distributed.jax_group import join
+from lockstep.distributed.jax_group import is_set_up, join
 from lockstep.distributed.topology import require_distributed
 from lockstep.learn.jax import checkpoint
 from lockstep.learn.jax.algorithm import Algorithm
@@ -54,17 +54,21 @@ class JaxFramework:
 
     name = "jax"
 
+    def count_ranks(self, config: TrainConfig, num_processes: int) -> int | None:
+        """Return the number of devices of all processes, or None where a script has set JAX up in its own way."""
+        return None if is_set_up() else count_ranks(config, num_processes)
+
     def check(self, config: TrainConfig, num_processes: int) -> None:
         """Check lockstep's own learner."""
         if not config.runner:
             ranks = count_ranks(config, num_processes)
-            require_distributed(algorithm_of(config), f"algorithm {config.algorithm}", ranks)
+            require_distributed(algorithm_of(config), _name_of_algorithm(config), ranks)
 
     def check_runner(self, config: TrainConfig, world_size: int, *, starts_from: str = "") -> None:
         """Check the config's runner: an ``Algorithm`` of the user's."""
         if not config.runner:
             return
-        kind, name = algorithm_of(config), f"runner {config.runner}"
+        kind, name = algorithm_of(config), _name_of_algorithm(config)
         require_distributed(kind, name, count_ranks(config, world_size))
         for method in ("weights", "with_weights") if starts_from == "checkpoint" else ():
             if not callable(getattr(kind, method, None)):
@@ -86,6 +90,7 @@ class JaxFramework:
         processes = [json.loads(text) for text in comm.gather_text(json.dumps(said), "placement")]
         try:
             compare(processes)
+            require_distributed(algorithm_of(config), _name_of_algorithm(config), mesh.num_ranks)
         except UsageError:
             comm.close()
             raise
@@ -159,6 +164,10 @@ def algorithm_of(config: TrainConfig) -> type[Algorithm]:
     if not takes(kind, 3):
         raise UsageError(f"{name} is not made as {kind.__name__}(config, env, evaluation_env); change __init__")
     return kind
+
+
+def _name_of_algorithm(config: TrainConfig) -> str:
+    return f"runner {config.runner}" if config.runner else f"algorithm {config.algorithm}"
 
 
 def _by_rank(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -30,6 +30,10 @@ class TorchFramework:
 
     name = "torch"
 
+    def count_ranks(self, config: TrainConfig, num_processes: int) -> int:
+        """Return the number of processes, each of which is a rank."""
+        return num_processes
+
     def check(self, config: TrainConfig, num_processes: int) -> None:
         """Check lockstep's own learner."""
         check_learner(config, num_processes)

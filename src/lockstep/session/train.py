@@ -22,7 +22,7 @@ from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
 from lockstep.recipes.catalog import check_distributed, check_offered
 from lockstep.session.attempts import Resume, attempt_info, look, ways_to_start
-from lockstep.session.framework import Framework, Team, count_ranks, framework_of
+from lockstep.session.framework import Framework, Team, framework_of
 from lockstep.session.loading import go_on, load_weights
 from lockstep.session.observer import RunObserver
 from lockstep.session.process import memory_errors_in_words
@@ -74,6 +74,7 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         resources.enter_context(ending_in_time())
         found = look(config, resume, comm)
         config = found.fit(config, comm.num_ranks)
+        check_distributed(config, comm.num_ranks)
         shares = config.envs_by_rank(comm.num_ranks)
         resources.enter_context(memory_errors_in_words(max(shares)))
         framework.prepare(config, comm.rank)
@@ -118,14 +119,20 @@ def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> Fram
     check_offered(config)
     require_launcher()
     framework, world_size = framework_of(config), from_environment().world_size
-    num_ranks = count_ranks(config, world_size)
-    check_distributed(config, num_ranks)
+    num_ranks = framework.count_ranks(config, world_size)
     for way in ways_to_start(checkpoint, resume):
         framework.check_runner(config, world_size, starts_from=way)
     framework.check(config, world_size)
-    config.envs_by_rank(num_ranks)
+    if num_ranks is not None:
+        _check_ranks(config, num_ranks)
     require_logger(config.logger)
     return framework
+
+
+def _check_ranks(config: TrainConfig, num_ranks: int) -> None:
+    """Check that the task can be trained on so many ranks, and that each has its share of the envs."""
+    check_distributed(config, num_ranks)
+    config.envs_by_rank(num_ranks)
 
 
 def _join(framework: Framework, config: TrainConfig, resources: ExitStack) -> Team:
