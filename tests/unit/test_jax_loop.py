@@ -225,6 +225,21 @@ def test_an_evaluation_without_metrics_is_told() -> None:
         make_drift(2, silent)
 
 
+def test_a_state_of_one_array_has_a_name_too() -> None:
+    class Plain(Drift):
+        def setup(self, key: Array, env_ids: Array) -> TrainState:
+            return TrainState(env_ids.astype(jnp.float32), env_ids)
+
+    class Number(Drift):
+        def setup(self, key: Array, env_ids: Array) -> TrainState:
+            return TrainState(jnp.zeros(2), jnp.zeros(()))
+
+    with pytest.raises(UsageError, match=r"Plain.setup\(\) gives replicated as each rank has it, not the same on all"):
+        make_drift(2, Plain)
+    with pytest.raises(UsageError, match=r"Number.setup\(\) gives sharded as a number; it must lead with the envs"):
+        make_drift(2, Number)
+
+
 def test_rows_that_are_no_envs_are_refused() -> None:
     class Odd(Drift):
         def setup(self, key: Array, env_ids: Array) -> TrainState:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from lockstep.core.errors import UsageError
 from lockstep.distributed.jax_collectives import differs
+from lockstep.distributed.jax_placement import name_of
 from lockstep.learn.jax.algorithm import Metrics, PyTree, TrainState
 
 
@@ -34,17 +35,15 @@ def require_state(state: TrainState, name: str) -> None:
     """
     if not isinstance(state, TrainState):
         raise UsageError(f"{name}() gives a {type(state).__name__}; it must give a TrainState(replicated, sharded)")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.replicated):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(TrainState(state.replicated, ())):
         if differs(leaf):
             raise UsageError(
-                f"{name}() gives replicated.{name_of(path)} as each rank has it, not the same on all; reduce it, as "
+                f"{name}() gives {name_of(path)} as each rank has it, not the same on all; reduce it, as "
                 "with psum, pmean or gradient_update of lockstep.distributed.jax, or make it a part of sharded"
             )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.sharded):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(TrainState((), state.sharded)):
         if not jnp.shape(leaf):
-            raise UsageError(
-                f"{name}() gives sharded.{name_of(path)} as a number; it must lead with the envs of the rank"
-            )
+            raise UsageError(f"{name}() gives {name_of(path)} as a number; it must lead with the envs of the rank")
 
 
 def require_same(before: PyTree, after: PyTree, name: str) -> None:
@@ -65,8 +64,3 @@ def require_same(before: PyTree, after: PyTree, name: str) -> None:
         was, is_now = (f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for leaf in (old, new))
         if was != is_now:
             raise UsageError(f"{name}() makes {name_of(path)} {is_now} of {was}; keep its shape and give it a dtype")
-
-
-def name_of(path: tuple[object, ...]) -> str:
-    """Return the name of an array in a tree, with dots between."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")

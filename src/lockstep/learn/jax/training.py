@@ -16,6 +16,7 @@ from lockstep.core.interrupts import StopReason
 from lockstep.core.rng import stream_seed
 from lockstep.distributed.jax_comm import JaxComm
 from lockstep.distributed.jax_mesh import REPLICATED, SHARDED, RankMesh
+from lockstep.distributed.jax_placement import name_of
 from lockstep.envs.jax_env import JaxEnv
 from lockstep.learn.config import TrainConfig, split_evenly
 from lockstep.learn.jax import checkpoint, fitting
@@ -298,13 +299,12 @@ class Training:
         return filled(self.ranks.shard(is_real), loaded, self.state.sharded)
 
     def _check_rows(self, sharded: PyTree) -> None:
-        num_rows = self.env_ids.size
-        for path, leaf in jax.tree_util.tree_leaves_with_path(sharded):
+        num_rows, num_ranks = self.env_ids.size, self.ranks.num_ranks
+        for path, leaf in jax.tree_util.tree_leaves_with_path(TrainState((), sharded)):
             if leaf.shape[0] != num_rows:
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
                 raise UsageError(
-                    f"{self.name}.setup() gives sharded.{name} of {leaf.shape[0] // self.ranks.num_ranks} rows on each "
-                    f"rank; it must lead with the {num_rows // self.ranks.num_ranks} envs of env_ids"
+                    f"{self.name}.setup() gives {name_of(path)} of {leaf.shape[0] // num_ranks} rows on each rank; it "
+                    f"must lead with the {num_rows // num_ranks} envs of env_ids"
                 )
 
 
