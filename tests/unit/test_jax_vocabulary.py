@@ -162,6 +162,13 @@ def test_means_do_not_overflow_small_numbers(dtype: str, value: Any, dtype_of_me
     assert complex(mean) == value
 
 
+@pytest.mark.parametrize("number", [2, 2.0])
+def test_the_mean_of_a_plain_number_makes_nothing_wider(number: Any) -> None:
+    found = on_ranks(2, lambda rows: psum(rows.sum()) * pmean(number), ROWS.astype(np.float32))
+    assert found.dtype == np.float32
+    assert found == 220.0
+
+
 def test_an_axis_of_vmap_will_do() -> None:
     def function(row: Any) -> dict[str, Any]:
         return {collective.__name__: collective({"row": row}, "rows")["row"] for collective in COLLECTIVES}

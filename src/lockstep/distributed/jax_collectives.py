@@ -154,10 +154,12 @@ def _reduce(collective: Callable[..., Any], tree: Tree, axis_name: AxisName) -> 
 
 def _mean(leaf: Any, names: tuple[str, ...]) -> jax.Array:
     array = jnp.asarray(leaf)
-    dtype = jnp.true_divide(array, 1).dtype
-    wide = dtype if dtype.itemsize >= 4 else jnp.float32
-    mean: jax.Array = jax.lax.pmean(array.astype(wide), names).astype(dtype)
-    return mean
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        array = jnp.true_divide(array, 1)
+    if array.dtype.itemsize >= 4:
+        mean: jax.Array = jax.lax.pmean(array, names)
+        return mean
+    return jax.lax.pmean(array.astype(jnp.float32), names).astype(array.dtype)
 
 
 def _gather(leaf: Any, names: tuple[str, ...], tiled: bool) -> jax.Array:
