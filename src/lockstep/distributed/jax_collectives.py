@@ -156,10 +156,9 @@ def _mean(leaf: Any, names: tuple[str, ...]) -> jax.Array:
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         array = jnp.true_divide(array, 1)
-    if array.dtype.itemsize >= 4:
-        mean: jax.Array = jax.lax.pmean(array, names)
-        return mean
-    return jax.lax.pmean(array.astype(jnp.float32), names).astype(array.dtype)
+    is_small = array.dtype.itemsize < 4
+    mean: jax.Array = jax.lax.pmean(array.astype(jnp.float32) if is_small else array, names)
+    return mean.astype(array.dtype) if is_small else mean
 
 
 def _gather(leaf: Any, names: tuple[str, ...], tiled: bool) -> jax.Array:
