@@ -14,9 +14,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-# JAX reads it when it is imported. Commands that tests start do without (see tests/multiproc/commands.py).
-NUM_JAX_DEVICES = 4
-os.environ["JAX_NUM_CPU_DEVICES"] = str(NUM_JAX_DEVICES)
+# JAX reads them when it starts. The number of its CPU devices goes before that which a training asks for, so that all
+# tests of a process find four; commands that tests start do without it (see tests/multiproc/commands.py). The others
+# compile in a quarter of the time, for programs that mostly run a few times. XLA refuses a flag that it doesn't know.
+_XLA_FLAGS = (
+    "--xla_force_host_platform_device_count=4",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+_given_flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in _XLA_FLAGS]
+os.environ["XLA_FLAGS"] = " ".join([*_given_flags, *_XLA_FLAGS])
+os.environ.pop("JAX_NUM_CPU_DEVICES", None)
 collect_ignore_glob = [] if importlib.util.find_spec("jax") else ["*/test_jax_*.py"]
 
 # No deadline, since how fast a shared machine is says nothing about the code; derandomised, so a failure comes back.
@@ -33,15 +43,6 @@ def _a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for name in list(os.environ):
         if name.startswith(_JOB_PREFIXES):
             monkeypatch.delenv(name)
-
-
-@pytest.hookimpl(tryfirst=True)  # before fixtures, of a module or of all, train something
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Start JAX with all devices: a training that starts it makes as many as it needs, and they stay for all tests."""
-    if any(word in item.path.name for word in ("jax", "mjx", "frameworks")):
-        import jax
-
-        assert len(jax.devices()) == NUM_JAX_DEVICES, "another test has started JAX with other devices"
 
 
 @pytest.fixture

@@ -21,13 +21,15 @@ SMALL = (
 TIMEOUT_S = 180.0
 """For whatever has no bound of its own."""
 LOGS = Path("logs")
+_NUM_JAX_DEVICES = "--xla_force_host_platform_device_count="
 
 T = TypeVar("T")
 
 
 def own_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """Return this test's environment with changes, without how many devices JAX has in the process of the tests."""
-    return {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"} | dict(changes)
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_NUM_JAX_DEVICES)]
+    return os.environ | {"XLA_FLAGS": " ".join(flags)} | dict(changes)
 
 
 def lockstep(*arguments: str, timeout_s: float = 120.0, **environment: str) -> subprocess.CompletedProcess[str]:

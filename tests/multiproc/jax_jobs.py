@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from lockstep.session import train as session
@@ -62,11 +61,7 @@ def train(*arguments: str) -> Path:
 
 def train_here(**settings: Any) -> Path:
     """Train in this process, on as many of its devices as is said; return the run directory."""
-    jax.config.update("jax_disable_most_optimizations", True)  # which compiles in a third of the time
-    try:
-        return session.train(make_config(TASK, **settings)).run_path
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+    return session.train(make_config(TASK, **settings)).run_path
 
 
 def untimed(records: Sequence[dict[str, Any]]) -> list[dict[str, float]]:

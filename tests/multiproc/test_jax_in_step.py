@@ -96,7 +96,7 @@ def test_a_script_that_has_called_initialize_is_used_as_it_is() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=own_environment({"LOCKSTEP_RUN_KEY": "night", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}),
+            env=own_environment({"LOCKSTEP_RUN_KEY": "night"}),
         )
         for process in range(2)
     ]

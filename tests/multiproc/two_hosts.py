@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.multiproc.commands import own_environment
+
 PORT = 29411  # in a namespace of its own any port is free
 
 NEEDED = [
@@ -35,7 +37,7 @@ class Host:
         return subprocess.Popen(
             ["ip", "netns", "exec", self.name, *command],
             cwd=folder,
-            env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")} | environment,
+            env=own_environment({"XDG_CACHE_HOME": str(folder / "cache")} | environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,6 +1,5 @@
 """Soft actor-critic on so many CPU devices, small enough for tests."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,6 @@ from lockstep.session.make_config import make_config
 from lockstep.sim.analytic import make_pure_engine
 
 STATE = TrainState(REPLICATED, SHARDED)
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 SMALL_AGENT = {
     "num_steps_per_env": 4,
     "num_updates": 3,
@@ -61,24 +59,14 @@ def run(config: TrainConfig, num_devices: int = 1, num_iterations: int = 1, kind
     algorithm = kind(config, make_env(config), make_env(config, "eval"))
     key = jax.random.key(config.seed)
     ids = ranks.shard(pad_ids(config.envs_by_rank(num_devices)))
-    state = compiled(ranks.compile(lambda own_ids: algorithm.setup(key, own_ids), (SHARDED,), STATE), ids)(ids)
-    step = compiled(ranks.compile(algorithm.step, (STATE,), (STATE, REPLICATED)), state)
+    state = ranks.compile(lambda own_ids: algorithm.setup(key, own_ids), (SHARDED,), STATE)(ids)
+    step = ranks.compile(algorithm.step, (STATE,), (STATE, REPLICATED))
     found = Run([], [on_host(ranks, state)], ranks, algorithm)
     for _ in range(num_iterations):
         state, metrics = step(state)
         found.metrics.append(ranks.to_host(metrics))
         found.states.append(on_host(ranks, state))
     return found
-
-
-def compiled(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
-    """Compile in a third of the time, for a program that runs a few times only."""
-    lowered = function.lower(*arguments)  # type: ignore[attr-defined]
-    try:
-        quick: Callable[..., Any] = lowered.compile(compiler_options=QUICK)
-    except jax.errors.JaxRuntimeError:  # another version's compiler has other options
-        quick = lowered.compile()
-    return quick
 
 
 def on_host(ranks: RankMesh, state: TrainState) -> TrainState:

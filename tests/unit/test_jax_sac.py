@@ -19,7 +19,7 @@ from lockstep.learn.jax.replay import Places, SampleNoise
 from lockstep.learn.jax.sac import Sac
 from lockstep.learn.jax.statistics import axis_index
 from lockstep.tasks.cartpole_classic.task import TIMESTEP, CartpoleClassic
-from tests.unit.sac_fixtures import STATE, Run, compiled, largest_difference, make_env, run, small_config
+from tests.unit.sac_fixtures import STATE, Run, largest_difference, make_env, run, small_config
 
 NUM_ITERATIONS = 6
 STARTED = 3  # index of the iteration in which the 200 steps of learning_starts are over: 16 envs make 64 in each
@@ -203,7 +203,7 @@ def test_the_policy_is_squashed_into_its_range_and_evaluated(one_rank: Run) -> N
     placed = TrainState(ranks.replicate(state.replicated), ranks.shard(state.sharded))
     ids = ranks.shard(numpy.arange(4, dtype=numpy.int32))
     evaluate = ranks.compile(algorithm.evaluate, (STATE, SHARDED), REPLICATED)
-    metrics = compiled(evaluate, placed, ids)(placed, ids)
+    metrics = evaluate(placed, ids)
     # A pole stays up for longer than an episode of 12 steps whatever is done, and each step earns 1.
     assert float(metrics["mean_return"]) == float(metrics["mean_episode_length"])
     assert 8 <= float(metrics["mean_return"]) <= 12
