@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
+import pytest
 
 SMALL = (
     "--num_envs", "16", "--agent.num_steps_per_env", "8", "--agent.num_learning_epochs", "2",
@@ -166,3 +167,26 @@ def progress_of(run: Path) -> dict[str, Any]:
     """Return what ``progress.json`` says."""
     found: dict[str, Any] = json.loads((run / "progress.json").read_text())
     return found
+
+
+def attempts_of(run: Path) -> list[dict[str, Any]]:
+    """Return what ``run.json`` says of every attempt."""
+    found: list[dict[str, Any]] = json.loads((run / "run.json").read_text())["attempts"]
+    return found
+
+
+def untimed(records: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Return what was recorded but for times, with -1 for what has no value."""
+    timed = ("time/", "wall_s", "steps_per_s")
+    return [
+        {name: -1.0 if value is None else value for name, value in record.items() if not name.startswith(timed)}
+        for record in records
+    ]
+
+
+def assert_same_curve(run: Path, expected: Sequence[dict[str, Any]]) -> None:
+    """The run has recorded the same iterations, and the same numbers to 1e-6."""
+    found = untimed(metrics_of(run))
+    assert [record["iteration"] for record in found] == [record["iteration"] for record in expected]
+    for one, other in zip(found, untimed(expected), strict=True):
+        assert one == pytest.approx(other, rel=1e-6, abs=1e-6)

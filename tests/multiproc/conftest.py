@@ -1,9 +1,12 @@
-"""The ranks that tests share: one pool of each size per test process."""
+"""The ranks that tests share, one pool of each size per test process; trainings that wait; a look at what is left."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.multiproc import held_training
 from tests.multiproc.commands import processes_here
 from tests.rank_pool import RankPool, RankServer
 
@@ -29,6 +32,20 @@ def ranks_4(rank_server: RankServer) -> Iterator[RankPool]:
     pool = RankPool(rank_server, 4)
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets trainings that start from now on go as far as is said."""
+    Path("modules").mkdir()
+    shutil.copy(held_training.__file__, "modules/sitecustomize.py")
+    monkeypatch.setenv("PYTHONPATH", str(Path("modules").absolute()))
+
+    def hold_at(iteration: int) -> None:
+        Path("new hold").write_text(str(iteration))
+        Path("new hold").rename("hold")
+
+    return hold_at
 
 
 @pytest.fixture

@@ -1,16 +1,12 @@
 """Trainings with JAX as a user starts them, small enough that compiling takes most of their time."""
 
-import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lockstep.session import train as session
 from lockstep.session.make_config import make_config
-from tests.multiproc.commands import lockstep, metrics_of, only_run
+from tests.multiproc.commands import attempts_of, lockstep, only_run
 
 TASK = "cartpole_classic"
 JAX = (
@@ -64,24 +60,6 @@ def train_here(**settings: Any) -> Path:
     return session.train(make_config(TASK, **settings)).run_path
 
 
-def untimed(records: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """Return what was recorded but for times, with -1 for what has no value."""
-    timed = ("time/", "wall_s", "steps_per_s")
-    return [
-        {name: -1.0 if value is None else value for name, value in record.items() if not name.startswith(timed)}
-        for record in records
-    ]
-
-
-def assert_same_curve(run: Path, expected: Sequence[dict[str, Any]]) -> None:
-    """The run has recorded the same iterations, and the same numbers to 1e-6."""
-    found = untimed(metrics_of(run))
-    assert [record["iteration"] for record in found] == [record["iteration"] for record in expected]
-    for one, other in zip(found, untimed(expected), strict=True):
-        assert one == pytest.approx(other, rel=1e-6, abs=1e-6)
-
-
 def ranks_of(run: Path) -> list[tuple[int, int, str]]:
     """Return rank, process and device of every rank of the newest attempt."""
-    attempt = json.loads((run / "run.json").read_text())["attempts"][-1]
-    return [(rank["rank"], rank["process"], rank["device"]) for rank in attempt["ranks"]]
+    return [(rank["rank"], rank["process"], rank["device"]) for rank in attempts_of(run)[-1]["ranks"]]

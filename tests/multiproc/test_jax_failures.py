@@ -1,40 +1,30 @@
 """Processes of JAX that die or are asked to stop: the job says which, goes on from its last checkpoint, or saves."""
 
 import contextlib
-import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.multiproc import held_training
-from tests.multiproc.commands import Command, metrics_of, num_recorded, only_run, progress_of, wait_for
-from tests.multiproc.jax_jobs import OWN, TASK, TIMEOUT_S, assert_same_curve, train, with_example
+from tests.multiproc.commands import (
+    Command,
+    assert_same_curve,
+    attempts_of,
+    metrics_of,
+    num_recorded,
+    only_run,
+    progress_of,
+    wait_for,
+)
+from tests.multiproc.jax_jobs import OWN, TASK, TIMEOUT_S, train, with_example
 
 LAUNCH = ("train_multigpu", "--num_gpus", "2")
 RUNS = Path("logs", TASK)
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
-@pytest.fixture
-def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets trainings that start from now on go as far as is said."""
-    Path("modules").mkdir()
-    shutil.copy(held_training.__file__, "modules/sitecustomize.py")
-    monkeypatch.setenv("PYTHONPATH", str(Path("modules").absolute()))
-    with_example()
-
-    def hold_at(iteration: int) -> None:
-        Path("new hold").write_text(str(iteration))
-        Path("new hold").rename("hold")
-
-    return hold_at
 
 
 def wait_for_iteration(iteration: int, job: Command) -> Path:
@@ -45,8 +35,7 @@ def wait_for_iteration(iteration: int, job: Command) -> Path:
 
 
 def pid_of(run: Path, process: int) -> int:
-    ranks: list[dict[str, Any]] = json.loads((run / "run.json").read_text())["attempts"][-1]["ranks"]
-    return int(next(rank["pid"] for rank in ranks if rank["process"] == process))
+    return int(next(rank["pid"] for rank in attempts_of(run)[-1]["ranks"] if rank["process"] == process))
 
 
 def ends_within(job: Command, seconds: float) -> bool:
@@ -56,13 +45,14 @@ def ends_within(job: Command, seconds: float) -> bool:
 
 
 def test_a_killed_process_is_started_again_and_a_stop_saves(hold: Callable[[int], None], tmp_path: Path) -> None:
+    with_example()
     hold(5)
     # A rank that a test holds does not move.
     job = Command(*LAUNCH, "--hang_timeout", "0", "--max_restarts", "1", *OWN, "--max_iterations", "100000")
     try:
         run = wait_for_iteration(5, job)
         os.kill(pid_of(run, 1), signal.SIGKILL)
-        job.wait_for(lambda: len(json.loads((run / "run.json").read_text())["attempts"]) == 2)
+        job.wait_for(lambda: len(attempts_of(run)) == 2)
         hold(7)
         wait_for(lambda: num_recorded(run) >= 7, timeout_s=TIMEOUT_S)
         job.send(signal.SIGTERM)  # which asks process 0, and that the other

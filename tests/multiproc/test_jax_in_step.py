@@ -10,18 +10,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.core.runs import newest_iteration
-from tests.multiproc.commands import free_port, lockstep, metrics_of, only_run, own_environment
-from tests.multiproc.jax_jobs import (
-    PPO,
-    SAC,
-    TASK,
-    TIMEOUT_S,
-    assert_same_curve,
-    ranks_of,
-    train,
-    train_here,
-    with_example,
-)
+from tests.multiproc.commands import assert_same_curve, free_port, lockstep, metrics_of, only_run, own_environment
+from tests.multiproc.jax_jobs import PPO, SAC, TASK, TIMEOUT_S, ranks_of, train, train_here, with_example
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 

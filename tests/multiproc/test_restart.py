@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +13,16 @@ from typing import Any
 
 import pytest
 
-from tests.multiproc import held_training
-from tests.multiproc.commands import Command, free_port, num_recorded, wait_for
+from tests.multiproc.commands import (
+    Command,
+    assert_same_curve,
+    attempts_of,
+    free_port,
+    metrics_of,
+    num_recorded,
+    progress_of,
+    wait_for,
+)
 
 TASK = "cartpole_classic"
 SMALL = (
@@ -34,20 +41,6 @@ LAUNCH = ("train_multigpu", "--hang_timeout", "0")
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-@pytest.fixture
-def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets trainings that start from now on go as far as is said."""
-    Path("modules").mkdir()
-    shutil.copy(held_training.__file__, "modules/sitecustomize.py")
-    monkeypatch.setenv("PYTHONPATH", str(Path("modules").absolute()))
-
-    def hold_at(iteration: int) -> None:
-        Path("new hold").write_text(str(iteration))
-        Path("new hold").rename("hold")
-
-    return hold_at
-
-
 def runs() -> list[Path]:
     return sorted(RUNS.glob("[!.]*"))
 
@@ -57,21 +50,8 @@ def only_run() -> Path:
     return run
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def has_come_to(iteration: int) -> bool:
     return any(num_recorded(run) >= iteration for run in runs())
-
-
-def attempts(run: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((run / "run.json").read_text())["attempts"]
-    return found
-
-
-def status(run: Path) -> str:
-    return str(json.loads((run / "progress.json").read_text())["status"])
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +62,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     (run,) = (folder / RUNS).iterdir()
-    return records(run)
-
-
-def assert_same_curve(run: Path, expected: list[dict[str, Any]]) -> None:
-    def untimed(record: dict[str, Any]) -> dict[str, float]:
-        kept = {name: value for name, value in record.items() if not name.startswith(("time/", "steps_per_s", "wall_"))}
-        return {name: -1.0 if value is None else value for name, value in kept.items()}
-
-    found = records(run)
-    assert [record["iteration"] for record in found] == [record["iteration"] for record in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert untimed(one) == pytest.approx(untimed(other), rel=1e-6, abs=1e-6)
+    return metrics_of(run)
 
 
 def test_a_killed_rank_costs_no_more_than_the_way_from_the_last_checkpoint(
@@ -114,8 +83,8 @@ def test_a_killed_rank_costs_no_more_than_the_way_from_the_last_checkpoint(
     code, output, errors = launch.end()
     assert code == 0, errors
     assert_same_curve(run, undisturbed)
-    assert status(run) == "finished"
-    first, second = attempts(run)
+    assert progress_of(run)["status"] == "finished"
+    first, second = attempts_of(run)
     assert first["launch_id"] == second["launch_id"]
     assert [(each["restart"], each["num_failures"], each["world_size"]) for each in (first, second)] == [
         (0, 0, 2),
@@ -155,13 +124,13 @@ def test_a_crash_loop_ends_before_all_restarts_are_used_up(monkeypatch: pytest.M
     code, _, errors = Command("train_multigpu", "--num_gpus", "2", "--max_restarts", "10", *SMALL, *runner).end()
     assert code == 1, errors
     run = only_run()
-    assert [each["iteration"] for each in attempts(run)] == [0, 0, 0]
+    assert [each["iteration"] for each in attempts_of(run)] == [0, 0, 0]
     said = (
         "lockstep: error: 3 attempts in a row failed before a new checkpoint after iteration 0; last reason: rank 1: "
         f"LookupError: planted; mend it, then --resume {run}"
     )
     assert errors.splitlines().count(said) == 1, errors
-    assert status(run) == "failed"
+    assert progress_of(run)["status"] == "failed"
 
 
 def test_what_is_refused_is_not_tried_again() -> None:
@@ -188,14 +157,14 @@ def test_nodes_come_and_go_and_the_curve_stays(hold: Callable[[int], None], undi
     run = only_run()
     hold(23)
     second = Command(*node)
-    wait_for(lambda: len(attempts(run)) == 2 and has_come_to(23))
+    wait_for(lambda: len(attempts_of(run)) == 2 and has_come_to(23))
     second.kill()
     hold(LAST)
     code, _, errors = first.end()
     assert code == 0, errors
     assert "1 to 2 nodes meet at" in errors
     assert_same_curve(run, undisturbed)
-    found = attempts(run)
+    found = attempts_of(run)
     assert len({each["launch_id"] for each in found}) == 1
     # What a node that comes later costs is nothing: the ranks save and stop before they start again.
     assert found[1]["iteration"] >= 12
@@ -233,4 +202,4 @@ def test_jobs_of_one_second_find_each_its_own_run_again(hold: Callable[[int], No
         (0, f"nothing to do: {by_key[key]} is finished\n") for key in ("one", "other")
     ]
     assert {path: path.read_bytes() for path in before} == before
-    assert [len(attempts(run)) for run in runs()] == [2, 2]
+    assert [len(attempts_of(run)) for run in runs()] == [2, 2]
