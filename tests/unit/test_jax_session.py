@@ -197,6 +197,15 @@ def test_a_policy_takes_and_gives_numpy_or_jax(policy: Policy) -> None:
         policy(observations[:, :3])
 
 
+def test_a_policy_forgets_in_the_envs_that_it_acted_in(policy: Policy) -> None:
+    policy(np.zeros((5, 4), np.float32))
+    with pytest.raises(ValueError, match=r"done has shape \(2,\), not \(5,\): the policy has acted in 5 envs"):
+        policy.reset(np.array([True, False]))
+    policy.reset(np.array([True, False, True, False, False]))
+    policy.reset()
+    policy.reset(np.array([True, False]))
+
+
 def test_play_gives_the_same_episodes_again(run: Path) -> None:
     first, again = (lockstep.play(run / "checkpoints" / "model_2", 6, seed=3) for _ in range(2))
     assert first == again

@@ -55,11 +55,18 @@ class JaxPolicy:
         self._act = ranks.compile(algorithm.act, (REPLICATED, SHARDED, SHARDED), SHARDED)
 
     def reset(self, done: Array | None = None) -> None:
-        """Forget everything, or only in the envs of ``done (num_envs,)``; call it when episodes end."""
+        """Forget everything, or only in the envs of ``done (num_envs,)``; call it when episodes end.
+
+        Raises:
+            ValueError: it has last acted in another number of envs.
+        """
         if done is None or self._memory is None:
             self._memory = None
             return
         mask = np.asarray(done)
+        num_envs = _num_envs_of(self._memory, mask.size)
+        if mask.shape != (num_envs,):
+            raise ValueError(f"done has shape {mask.shape}, not ({num_envs},): the policy has acted in {num_envs} envs")
         with jax.enable_x64(True):
             start = self._initial_memory(mask.shape[0])
             keep = partial(_where, jnp.asarray(mask))
