@@ -38,7 +38,7 @@ def explain(ask: Callable[[], object]) -> None:
         if reason is not None:
             RankExit().abort(
                 f"{LOST_A_RANK} JAX's service ({reason}); it has ended or can't be reached: see what it says, and its "
-                "log in ranks/",
+                "log",
                 is_said=True,
             )
         # Else it is no affair of the service. Once this returns the system ends the process as it would have.

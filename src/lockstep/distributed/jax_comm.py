@@ -165,8 +165,8 @@ class JaxComm:
         while (text := self._store.get(self._key(number, rank), _SLICE_S)) is None:
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"{LOST_A_RANK} {tag}: rank {rank} has not come for {self._timeout_s:.0f} s; see its log in "
-                    "ranks/, or raise LOCKSTEP_TIMEOUT_S if it is only slow"
+                    f"{LOST_A_RANK} {tag}: rank {rank} has not come for {self._timeout_s:.0f} s; see its log, "
+                    "or raise LOCKSTEP_TIMEOUT_S if it is only slow"
                 )
         return text
 
@@ -194,8 +194,7 @@ def lost_processes_in_words(tag: str) -> Iterator[None]:
         if not any(sign in reason for sign in _SIGNS_OF_LOSS):
             raise
         raise RunError(
-            f"{LOST_A_RANK} {tag} ({reason[:200]}); it has ended or can't be reached: see what it says, and its log in "
-            "ranks/"
+            f"{LOST_A_RANK} {tag} ({reason[:200]}); it has ended or can't be reached: see what it says, and its log"
         ) from error
 
 
