@@ -121,6 +121,12 @@ def test_without_jit_python_runs_every_time() -> None:
     assert num_runs(enable_jit=False) == 2
 
 
+def test_compiled_functions_can_be_called_in_others() -> None:
+    run = ranks_of(2).compile(lambda rows: psum((rows**2).sum()), SHARDED, REPLICATED)
+    assert jax.jit(run)(np.array([1.0, 2.0])) == 5
+    assert jax.grad(run)(np.array([1.0, 2.0])).tolist() == [2, 4]
+
+
 @each_size
 def test_one_compilation_serves_all_steps(num_ranks: int) -> None:
     ranks, num_traces = ranks_of(num_ranks), 0

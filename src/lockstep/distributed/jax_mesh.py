@@ -10,10 +10,12 @@ import jax
 import numpy
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from lockstep.core.errors import UsageError
 from lockstep.distributed.jax_collectives import AXIS_NAME, Tree, all_gather
 from lockstep.distributed.jax_eager import eager
 from lockstep.distributed.jax_order import require_order
 from lockstep.distributed.jax_placement import name_of, place, put_on, read, without_keys
+from lockstep.distributed.jax_waiting import must_wait, waited
 
 SHARDED = PartitionSpec(AXIS_NAME)
 """Split along the first axis: each rank has rows of its own."""
@@ -96,20 +98,22 @@ class RankMesh:
             donate: numbers of the arguments whose memory the results may take; the caller can't use them afterwards.
             enable_jit: False runs it operation by operation, with the same result, to be looked into; loops of
                 ``jax.lax`` are still compiled, unless called within ``jax.disable_jit()``. Nothing is donated then.
+                For one process only.
+
+        JAX returns from a call before it is done, but not where a process has several CPU devices: there it would hang.
 
         Raises:
-            UsageError: when the function is first called or traced, on several CPU devices: it has collectives that
-                they could mix up; see ``after``.
+            UsageError: ``enable_jit`` is False and there are several processes; or, when the function is first called
+                or traced, on several CPU devices: it has collectives that they could mix up; see ``after``.
         """
-        if not enable_jit and not self.is_multiprocess:
+        if not enable_jit:
+            self._require_one_process()
             return eager(function, self.mesh, in_specs, out_specs)
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
-        if not enable_jit:
-            return mapped
         layouts = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), out_specs)
         compiled = jax.jit(mapped, donate_argnums=donate, out_shardings=layouts)
         is_cpu = all(device.platform == "cpu" for device in self.mesh.devices.flat)
-        return _InOrder(compiled) if is_cpu and self.num_ranks > 1 else compiled
+        return _OnCpus(compiled, must_wait(self.mesh)) if is_cpu and self.num_ranks > 1 else compiled
 
     def replicate(self, tree: Tree) -> Tree:
         """Return global arrays of which every rank has a copy.
@@ -165,6 +169,15 @@ class RankMesh:
                 leaf.copy_to_host_async()  # all of them before the first is waited for
         return jax.tree.map(numpy.array, copies)
 
+    def _require_one_process(self) -> None:
+        if self.is_multiprocess:
+            num_processes = len({device.process_index for device in self.mesh.devices.flat})
+            raise UsageError(
+                f"enable_jit False runs operation by operation in one process, and there are {num_processes}; start "
+                f"one with {self.num_ranks} devices (lockstep train --num_devices {self.num_ranks}), or leave it on",
+                shared=True,
+            )
+
     def _check_rows(self, path: tuple[Any, ...], leaf: Any) -> None:
         shape = numpy.shape(leaf)
         if not shape or shape[0] % self.num_ranks:
@@ -206,17 +219,18 @@ class RankMesh:
         return whole
 
 
-class _InOrder:
-    """A compiled function whose collectives are checked when it is first traced; otherwise that function."""
+class _OnCpus:
+    """A compiled function on several CPU devices: when it is first traced its collectives are checked."""
 
-    def __init__(self, compiled: Any) -> None:
-        self._compiled = compiled
+    def __init__(self, compiled: Any, must_wait: bool) -> None:
+        self._compiled, self._must_wait = compiled, must_wait
         self._is_checked = False
 
     def __call__(self, *args: Any) -> Any:
         if not self._is_checked:
             self.trace(*args)
-        return self._compiled(*args)
+        result = self._compiled(*args)
+        return waited(result) if self._must_wait else result
 
     def trace(self, *args: Any) -> Any:
         """Return ``jax.stages.Traced``; what was traced once is not traced again when it is called."""

@@ -14,6 +14,7 @@ from lockstep.distributed.jax_collectives import Tree
 from lockstep.distributed.jax_mesh import REPLICATED, RankMesh, plain_mesh
 from lockstep.distributed.jax_order import collectives_of
 from lockstep.distributed.jax_placement import name_of, place
+from lockstep.distributed.jax_waiting import must_wait, waited
 
 Function = Callable[..., Any]
 
@@ -123,7 +124,8 @@ def _over_devices(over_rows: Function, mesh: Mesh, in_specs: Any, out_specs: Any
             _placed(_lengthened(leaf, num_repeated) if _is_split(spec) else leaf, NamedSharding(mesh, spec))
             for (_, leaf), spec in zip(named, specs, strict=True)
         ]
-        return run(num_repeated, *jax.tree.unflatten(structure, placed))
+        rows = run(num_repeated, *jax.tree.unflatten(structure, placed))
+        return waited(rows) if must_wait(mesh) else rows
 
     return over_devices
 
