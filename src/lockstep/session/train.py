@@ -74,8 +74,7 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         resources.enter_context(ending_in_time())
         found = look(config, resume, comm)
         config = found.fit(config, comm.num_ranks)
-        check_distributed(config, comm.num_ranks)
-        shares = config.envs_by_rank(comm.num_ranks)
+        shares = _checked_shares(config, comm.num_ranks)
         resources.enter_context(memory_errors_in_words(max(shares)))
         framework.prepare(config, comm.rank)
         # A run that goes on is locked before anything is read from it.
@@ -124,15 +123,15 @@ def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> Fram
         framework.check_runner(config, world_size, starts_from=way)
     framework.check(config, world_size)
     if num_ranks is not None:
-        _check_ranks(config, num_ranks)
+        _checked_shares(config, num_ranks)
     require_logger(config.logger)
     return framework
 
 
-def _check_ranks(config: TrainConfig, num_ranks: int) -> None:
-    """Check that the task can be trained on so many ranks, and that each has its share of the envs."""
+def _checked_shares(config: TrainConfig, num_ranks: int) -> tuple[int, ...]:
+    """Return each rank's share of the envs, once the task is known to train on so many ranks."""
     check_distributed(config, num_ranks)
-    config.envs_by_rank(num_ranks)
+    return config.envs_by_rank(num_ranks)
 
 
 def _join(framework: Framework, config: TrainConfig, resources: ExitStack) -> Team:
