@@ -1,6 +1,7 @@
 """Weak scaling on the cores of one machine: ranks that train one policy together against as many that train alone.
 
     .venv/bin/python benchmarks/weak_scaling.py [--num_ranks 2] [--starts 5] [--rounds 5] [--save]
+    .venv/bin/python benchmarks/weak_scaling.py --ml_framework jax --save
 
 Every start makes all processes anew, since a process keeps the places in memory that it happened to get. Every process
 is pinned to a core of its own with one thread, and works only while it is asked. In each round the ranks of one job run
@@ -8,7 +9,8 @@ some iterations; then as many independent jobs of one rank run the same, on the 
 those alone, the other cores idle. Who begins alternates. Efficiency is the job's env steps per second over the sum of
 those of the independent jobs, round by round: what the cores give when all are busy, with and without exchanges. The
 raw figure beside it is the job's rate over ``num_ranks`` times that of one rank with the machine to itself, which also
-counts what busy cores take from each other.
+counts what busy cores take from each other. With JAX there is one more side: as many devices of a single process, which
+has all of the cores.
 """
 
 import argparse
@@ -20,7 +22,8 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +32,8 @@ from typing import Any
 from lockstep.core.config import merge
 from lockstep.core.environment import describe
 from lockstep.core.registry import load
+from lockstep.learn.config import TrainConfig
+from lockstep.learn.observer import Metrics
 from lockstep.recipes.catalog import TASKS
 
 FOLDER = Path(__file__).resolve().parent
@@ -36,13 +41,13 @@ Answer = dict[str, float]
 
 
 class Rank:
-    """A process of a job, pinned to a core."""
+    """A process of a job, pinned to cores."""
 
-    def __init__(self, core: int, rank: int, world_size: int, port: int, settings: dict[str, Any]) -> None:
+    def __init__(self, cores: list[int], rank: int, world_size: int, port: int, settings: dict[str, Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=serve, args=(theirs, core, rank, world_size, port, settings), daemon=True
+            target=serve, args=(theirs, cores, rank, world_size, port, settings), daemon=True
         )
         self._process.start()
 
@@ -61,11 +66,30 @@ class Rank:
         self._process.join()
 
 
-def serve(connection: Connection, core: int, rank: int, world_size: int, port: int, settings: dict[str, Any]) -> None:
+def serve(
+    connection: Connection, cores: list[int], rank: int, world_size: int, port: int, settings: dict[str, Any]
+) -> None:
     """Train whenever asked, until the other end is closed."""
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     os.environ |= {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCKSTEP_PIN": "0"}
+    make = jax_training if settings["ml_framework"] == "jax" else torch_training
+    config = merge(load(TASKS.get(settings["task"]).recipe)(), settings)
+    iterate, num_envs = make(config)
+    while True:
+        try:
+            num_iterations = connection.recv()
+        except EOFError:
+            return
+        began, wait_s = time.perf_counter(), 0.0
+        for _ in range(num_iterations):
+            wait_s += float(iterate().get("time/wait_mean") or 0.0)
+        env_steps = num_envs * config.agent.num_steps_per_env * num_iterations
+        connection.send({"env_steps": env_steps, "wall_s": time.perf_counter() - began, "wait_s": wait_s})
+
+
+def torch_training(config: TrainConfig) -> tuple[Callable[[], Metrics], int]:
+    """Return what runs an iteration, and the envs of this process."""
     import torch
 
     from lockstep.distributed.torch_group import join
@@ -76,20 +100,24 @@ def serve(connection: Connection, core: int, rank: int, world_size: int, port: i
     torch.set_num_threads(1)
     keep_large_buffers()
     comm = join(torch.device("cpu"))
-    config = merge(load(TASKS.get(settings["task"]).recipe)(), settings)
-    shares = config.envs_by_rank(world_size)
-    env = build_share(config, shares, rank)
-    training = Training(config, env, comm)
-    while True:
-        try:
-            num_iterations = connection.recv()
-        except EOFError:
-            return
-        began, wait_s = time.perf_counter(), 0.0
-        for _ in range(num_iterations):
-            wait_s += float(training.iterate()["time/wait_mean"] or 0.0)
-        env_steps = env.num_envs * config.agent.num_steps_per_env * num_iterations
-        connection.send({"env_steps": env_steps, "wall_s": time.perf_counter() - began, "wait_s": wait_s})
+    env = build_share(config, config.envs_by_rank(comm.world_size), comm.rank)
+    return Training(config, env, comm).iterate, env.num_envs
+
+
+def jax_training(config: TrainConfig) -> tuple[Callable[[], Metrics], int]:
+    """Return what runs an iteration, and the envs of this process."""
+    os.environ["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{os.environ['MASTER_PORT']}"
+    import jax
+
+    from lockstep.session.jax_session import JAX
+    from lockstep.session.process import keep_large_buffers
+
+    keep_large_buffers()
+    team = JAX.join(config)
+    jax.config.update("jax_enable_x64", True)  # for counts, as JAX.running() does
+    training = JAX.make_learner(config, team, ExitStack()).runner
+    shares = config.envs_by_rank(team.mesh.num_ranks)
+    return training.iterate, sum(shares[rank] for rank in team.mesh.local_ranks)
 
 
 def run(ranks: Sequence[Rank], num_iterations: int) -> list[Answer]:
@@ -106,13 +134,23 @@ def free_port() -> int:
         return port
 
 
-def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[dict[str, float]]:
-    """Return the rates (env steps/s) and the share of waiting of every round."""
+def start(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, list[Rank]]:
+    """Start all processes; return those of each side."""
     cores, count = sorted(os.sched_getaffinity(0))[: arguments.num_ranks], arguments.num_ranks
     port = free_port()
-    together = [Rank(core, rank, count, port, settings) for rank, core in enumerate(cores)]
-    apart = [Rank(core, 0, 1, 0, settings) for core in cores]
-    sides = {"together": together, "apart": apart, "alone": apart[:1]}
+    sides = {
+        "together": [Rank([core], rank, count, port, settings) for rank, core in enumerate(cores)],
+        "apart": [Rank([core], 0, 1, 0, settings) for core in cores],
+    }
+    sides["alone"] = sides["apart"][:1]
+    if arguments.ml_framework == "jax":
+        sides["devices"] = [Rank(cores, 0, 1, 0, settings | {"num_devices": count})]
+    return sides
+
+
+def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[dict[str, float]]:
+    """Return the rates (env steps/s) and the share of waiting of every round."""
+    count, sides = arguments.num_ranks, start(arguments, settings)
     rounds: list[dict[str, float]] = []
     try:
         for ranks in sides.values():
@@ -120,23 +158,26 @@ def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[dic
         for number in range(arguments.rounds):
             order = list(sides) if number % 2 == 0 else list(reversed(sides))
             answers = {name: run(sides[name], arguments.iterations) for name in order}
-            slowest_s = max(answer["wall_s"] for answer in answers["together"])
-            rates = {
-                # One job: all its steps over the time of its slowest rank. Independent jobs: the sum of their rates.
-                "together": sum(answer["env_steps"] for answer in answers["together"]) / slowest_s,
-                "apart": sum(answer["env_steps"] / answer["wall_s"] for answer in answers["apart"]),
-                "alone": answers["alone"][0]["env_steps"] / answers["alone"][0]["wall_s"],
-            }
+            rates = {name: rate_of_job(own) for name, own in answers.items()}
+            # Independent jobs: the sum of their rates.
+            rates["apart"] = sum(answer["env_steps"] / answer["wall_s"] for answer in answers["apart"])
             rates["efficiency"] = rates["together"] / rates["apart"]
+            if "devices" in rates:
+                rates["devices_efficiency"] = rates["devices"] / rates["apart"]
             rates["raw"] = rates["together"] / (count * rates["alone"])
             rates["wait"] = statistics.mean(answer["wait_s"] / answer["wall_s"] for answer in answers["together"])
             rounds.append(rates)
             shown = ", ".join(f"{name} {rates[name]:,.0f}/s" for name in sides)
             print(f"round {number + 1}/{arguments.rounds}: {shown}, efficiency {rates['efficiency']:.3f}", flush=True)
     finally:
-        for rank in (*together, *apart):
+        for rank in [rank for name, ranks in sides.items() if name != "alone" for rank in ranks]:
             rank.close()
     return rounds
+
+
+def rate_of_job(answers: list[Answer]) -> float:
+    """Return all env steps of a job over the time of its slowest process."""
+    return sum(answer["env_steps"] for answer in answers) / max(answer["wall_s"] for answer in answers)
 
 
 def spread(rounds: list[dict[str, float]], name: str, form: str) -> str:
@@ -146,7 +187,9 @@ def spread(rounds: list[dict[str, float]], name: str, form: str) -> str:
 
 def main() -> None:
     arguments = parse()
+    framework = arguments.ml_framework
     settings: dict[str, Any] = {"task": arguments.task, "device": "cpu", "num_envs": arguments.num_envs}
+    settings |= {"ml_framework": framework} | ({"num_devices": 1} if framework == "jax" else {})
     load_before = os.getloadavg()[0]
     starts = [measure(arguments, settings) for _ in range(arguments.starts)]
     rounds = [each for start in starts for each in start]
@@ -160,7 +203,7 @@ def main() -> None:
         "commit": git["commit"] + (" with changes" if git["dirty"] else ""),
         "CPU": f"{machine['hardware']['cpu']}, {arguments.num_ranks} of {machine['hardware']['num_cores']} cores",
         "load of the host": f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after",
-        "workload": f"{arguments.task}, {arguments.num_envs} envs per rank, otherwise its recipe, gloo",
+        "workload": f"{arguments.task}, {arguments.num_envs} envs per rank, otherwise its recipe, {framework}, gloo",
         "rounds": f"{arguments.starts} starts of {arguments.rounds} rounds of {arguments.iterations} iterations, "
         f"{arguments.warm_up} iterations before that",
         f"{arguments.num_ranks} ranks together, env steps/s": spread(rounds, "together", ",.0f"),
@@ -169,11 +212,15 @@ def main() -> None:
         "efficiency (together / independent)": spread(rounds, "efficiency", ".3f"),
         "its median in each start": by_start,
         f"raw (together / {arguments.num_ranks} x one job with the machine to itself)": spread(rounds, "raw", ".3f"),
-        "share of the time in exchanges, waiting included": spread(rounds, "wait", ".1%"),
     }
+    if framework == "torch":
+        facts["share of the time in exchanges, waiting included"] = spread(rounds, "wait", ".1%")
+    else:
+        facts[f"one process with {arguments.num_ranks} devices, env steps/s"] = spread(rounds, "devices", ",.0f")
+        facts["its efficiency (that / independent)"] = spread(rounds, "devices_efficiency", ".3f")
     print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()))
     if arguments.save:
-        path = FOLDER / "scaling" / f"weak_{facts['date']}"
+        path = FOLDER / "scaling" / (f"weak_{facts['date']}" + ("" if framework == "torch" else f"_{framework}"))
         path.parent.mkdir(exist_ok=True)
         path.with_suffix(".json").write_text(json.dumps({"facts": facts, "rounds": rounds}, indent=1) + "\n")
         lines = ["# Weak scaling on one machine", "", "Median over rounds (lowest .. highest).", ""]
@@ -184,6 +231,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="cartpole_classic")
+    parser.add_argument("--ml_framework", choices=("torch", "jax"), default="torch")
     parser.add_argument("--num_envs", type=int, default=4096, help="per rank")
     parser.add_argument("--num_ranks", type=int, default=2)
     parser.add_argument("--starts", type=int, default=5, help="of all processes")

@@ -1,14 +1,16 @@
-"""Training throughput of lockstep beside rsl_rl on one core, in one paired, interleaved run.
+"""Training throughput of lockstep beside rsl_rl, or beside brax, on one core, in one paired, interleaved run.
 
     .venv/bin/python benchmarks/peers/compare.py [--starts 3] [--rounds 5] [--save]
+    .venv/bin/python benchmarks/peers/compare.py --sides lockstep_jax lockstep brax rsl_rl --save
 
 Each side trains ``cartpole_classic`` in a process of its own, on the same core, in rounds that take turns, so that
-what the host does meanwhile falls on both. A pair is one round of each, and the ratio is taken pair by pair. A round
+what the host does meanwhile falls on all. A pair is one round of each, and the ratio is taken pair by pair. A round
 is whole iterations (rollout and update); start-up and the first iterations are not counted. How fast a process is
 depends on the memory it was given, so all sides are started anew ``--starts`` times. The command fails unless all
 sides did equal work and all learned.
 
-rsl_rl gets an environment of its own, ``benchmarks/peers/.venv``, made the first time from ``requirements.txt``.
+Each peer gets an environment of its own, ``benchmarks/peers/.venv/<peer>``, made the first time from
+``requirements-<peer>.txt``.
 """
 
 import argparse
@@ -16,121 +18,46 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date
-from pathlib import Path
-from typing import Any
 
+from contenders import CONTENDERS, FOLDER, REPOSITORY, Worker, python_of
 from report import Round, as_markdown, as_text, ratios, table
 from workload import Workload
 
 from lockstep.core.environment import describe
 
-FOLDER = Path(__file__).resolve().parent
-REPOSITORY = FOLDER.parents[1]
-REQUIREMENTS = FOLDER / "requirements.txt"
-PEER_VENV = FOLDER / ".venv"
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A library, the env it trains in, and whether glibc was told to keep large buffers (as lockstep does)."""
-
-    library: str
-    env: str = "same"
-    keep_large_buffers: bool = True
-
-
-CONTENDERS = {
-    "lockstep": Contender("lockstep"),
-    "lockstep_default_malloc": Contender("lockstep", keep_large_buffers=False),
-    "rsl_rl": Contender("rsl_rl", env="lean"),
-    "rsl_rl_same_env": Contender("rsl_rl"),
-    "rsl_rl_default_malloc": Contender("rsl_rl", env="lean", keep_large_buffers=False),
-}
 DEFAULT_SIDES = ("lockstep", "rsl_rl", "rsl_rl_same_env")
-
-
-class Worker:
-    """A contender's process, which works only while it is asked; what it says otherwise is kept for a failure."""
-
-    def __init__(self, name: str, python: Path, core: int, warm_up: int, workload: Workload) -> None:
-        self.name = name
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
-        one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
-        self._process = subprocess.Popen(
-            [python, FOLDER / "worker.py"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-            env=os.environ | one_thread,
-        )
-        preparation = {"core": core, "warm_up": warm_up, "workload": asdict(workload)}
-        self.description = self.ask(asdict(CONTENDERS[name]) | preparation)
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send one request, wait for its answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            self._said.seek(0)
-            raise SystemExit(f"{self._said.read()}\n{self.name} ended with exit code {code}; its last words are above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._said.close()
-
-
-def peer_python() -> Path:
-    """Return the interpreter of the peer's environment, which is made if it is missing or older than its list."""
-    python, stamp = PEER_VENV / "bin" / "python", PEER_VENV / ".installed"
-    if not stamp.exists() or stamp.stat().st_mtime < REQUIREMENTS.stat().st_mtime:
-        print(f"setting up {PEER_VENV.relative_to(REPOSITORY)}; this happens once", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", PEER_VENV], check=True)
-        install: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*install, "--requirement", REQUIREMENTS], check=True)
-        subprocess.run([*install, "--no-deps", "--editable", REPOSITORY], check=True)
-        stamp.touch()
-    return python
+FLOPS_TOLERANCE = 0.1  # what is multiplied once more for the last values of a rollout differs
+SOLVED = 450.0  # of 500 steps of an episode
 
 
 def check_work(workers: Sequence[Worker], rounds: dict[str, list[Round]], workload: Workload) -> None:
     """End the command if a side did not do all of the work, or did not learn."""
     samples, steps = workload.samples_per_iteration, workload.steps_per_iteration
-    trained = samples * workload.num_learning_epochs
-    expected = {
-        "trained_rows": {"actor": trained, "critic": trained},
-        "optimizer_steps": steps,
-        "env_steps": samples,
-        "parameters": workers[0].description["work"]["parameters"],
-    }
+    first = workers[0].description["work"]
+    expected = {"optimizer_steps": steps, "env_steps": samples, "parameters": first["parameters"]}
     for worker in workers:
-        work, own = worker.description["work"], rounds[worker.name]
+        work, own = dict(worker.description["work"]), rounds[worker.name]
+        gflops = work.pop("matrix_gflops")
         if work != expected:
             raise SystemExit(f"{worker.name} did {work} in an iteration, not {expected}")
+        if abs(gflops / first["matrix_gflops"] - 1) > FLOPS_TOLERANCE:
+            raise SystemExit(
+                f"{worker.name} multiplies matrices for {gflops:.1f} GFLOP in an iteration, {workers[0].name} for "
+                f"{first['matrix_gflops']:.1f}"
+            )
         for each in own:
             if each["env_steps"] != each["num_iterations"] * samples:
                 raise SystemExit(f"{worker.name} took {each['env_steps']} env steps in a round, not as many as asked")
             if each["optimizer_steps"] != each["num_iterations"] * steps:
                 raise SystemExit(f"{worker.name} took {each['optimizer_steps']} optimizer steps, not as many as asked")
-        before, after = worker.description["first_mean_episode_length"], own[-1]["mean_episode_length"]
-        if after < 2.0 * before:
-            raise SystemExit(f"{worker.name} did not learn: mean episode length {before:.0f} before, {after:.0f} after")
+        before, after = worker.description["first_episode_length"], own[-1]["episode_length"]
+        if after < min(2.0 * before, SOLVED):
+            raise SystemExit(f"{worker.name} did not learn: episode length {before:.0f} before, {after:.0f} after")
 
 
 def play_rounds(workers: Sequence[Worker], num_rounds: int, num_iterations: int) -> dict[str, list[Round]]:
@@ -143,13 +70,16 @@ def play_rounds(workers: Sequence[Worker], num_rounds: int, num_iterations: int)
         print(
             f"round {number + 1}/{num_rounds}: " + ", ".join(f"{k} {v:,.0f}/s" for k, v in newest.items()), flush=True
         )
+    for worker in workers:
+        rounds[worker.name][-1] |= worker.ask({})
     return rounds
 
 
 def main() -> None:
     arguments = parse()
     workload = Workload(normalize_observations=not arguments.no_normalize_observations)
-    pythons = {"lockstep": Path(sys.executable), "rsl_rl": peer_python()}
+    for name in arguments.sides:
+        python_of(CONTENDERS[name].library)
     load = os.getloadavg()[0]
     starts: list[dict[str, list[Round]]] = []
     for number in range(arguments.starts):
@@ -157,8 +87,7 @@ def main() -> None:
         with ExitStack() as resources:
             workers = []
             for name in arguments.sides:
-                python = pythons[CONTENDERS[name].library]
-                worker = Worker(name, python, arguments.core, arguments.warm_up, workload)
+                worker = Worker(name, arguments.core, workload, warm_up=arguments.warm_up)
                 workers.append(resources.enter_context(closing(worker)))
             starts.append(play_rounds(workers, arguments.rounds, arguments.iterations))
         check_work(workers, starts[-1], workload)
@@ -201,8 +130,13 @@ def gather_facts(
         "CPU": f"{hardware['cpu']}, one core of {hardware['num_cores']} (number {arguments.core})",
         "load of the host": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after",
         "workload": ", ".join(f"{name} {value}" for name, value in asdict(workload).items()),
-        "equal work": ", ".join(f"{name} {value}" for name, value in workers[0].description["work"].items())
+        "equal work": ", ".join(
+            f"{name} {value}" for name, value in workers[0].description["work"].items() if name != "matrix_gflops"
+        )
         + " in an iteration of every side",
+        "products of matrices in an iteration, GFLOP": ", ".join(
+            f"{worker.name} {worker.description['work']['matrix_gflops']:.1f}" for worker in workers
+        ),
         "glibc keeps large buffers": ", ".join(kept) or "on no side",
         "rounds": f"{arguments.starts} starts of all processes x {arguments.rounds} rounds of {arguments.iterations} "
         "iterations per side, taking turns",
@@ -215,7 +149,8 @@ def save(facts: dict[str, str], rows: list[list[str]], rounds: dict[str, list[Ro
     pairs = {name: ratios(rounds[first], rounds[name], "wall_s") for name in others}
     folder = FOLDER / "results"
     folder.mkdir(exist_ok=True)
-    path = folder / facts["date"]
+    is_default = list(rounds) == list(DEFAULT_SIDES)
+    path = folder / (facts["date"] if is_default else f"{facts['date']}_{'_'.join(rounds)}")
     content = {"facts": facts, "rounds": rounds, f"{first}_over": pairs}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
     path.with_suffix(".md").write_text(as_markdown(rows, facts))

@@ -45,7 +45,7 @@ def table(rounds: dict[str, list[Round]]) -> list[list[str]]:
             "env steps per s of CPU time",
             f"{first_name} / side",
             f"{first_name} / side, CPU time",
-            "mean episode length at the end",
+            "episode length at the end",
         ]
     ]
     for name, own in rounds.items():
@@ -53,7 +53,7 @@ def table(rounds: dict[str, list[Round]]) -> list[list[str]]:
         if own is not first:
             compared = [Spread.of(ratios(first, own, clock)).show(".3f") for clock in ("wall_s", "cpu_s")]
         speeds = [Spread.of(steps_per_s(own, clock)).show(",.0f") for clock in ("wall_s", "cpu_s")]
-        rows.append([name, *speeds, *compared, f"{own[-1]['mean_episode_length']:.0f}"])
+        rows.append([name, *speeds, *compared, f"{own[-1]['episode_length']:.0f}"])
     return rows
 
 

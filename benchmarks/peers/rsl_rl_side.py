@@ -1,18 +1,21 @@
 """rsl_rl's side: its runner, as its documentation sets it up, with what costs time and is not training turned off."""
 
+from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from rsl_rl.runners import OnPolicyRunner
-from rsl_rl_envs import ENVS
-from torch import nn
-from workload import Workload
+from rsl_rl_envs import ENVS, LeanEnv
+from torch_work import matrix_gflops
+from workload import NUM_EVALUATION_EPISODES, Workload
 
 
 class RslRlSide:
     def __init__(self, workload: Workload, env: str) -> None:
         torch.manual_seed(workload.seed)
         self.env = ENVS[env](workload)
+        self.evaluation_workload = replace(workload, num_envs=NUM_EVALUATION_EPISODES)
         network = {
             "class_name": "MLPModel",
             "hidden_dims": list(workload.hidden_dims),
@@ -40,6 +43,16 @@ class RslRlSide:
         self.runner = OnPolicyRunner(self.env, settings, log_dir=None, device="cpu")
         self.versions = {"rsl_rl": version("rsl-rl-lib"), "torch": torch.__version__}
 
+    def first_iteration(self) -> dict[str, Any]:
+        gflops = matrix_gflops(lambda: self.iterate(1))
+        groups = self.runner.alg.optimizer.param_groups
+        return {
+            "matrix_gflops": gflops,
+            "optimizer_steps": self.num_optimizer_steps(),
+            "env_steps": self.num_env_steps(),
+            "parameters": sum(parameter.numel() for group in groups for parameter in group["params"]),
+        }
+
     def iterate(self, num_iterations: int) -> None:
         self.runner.learn(num_iterations)
 
@@ -49,12 +62,17 @@ class RslRlSide:
     def num_env_steps(self) -> int:
         return self.env.num_steps * self.env.num_envs
 
-    def mean_episode_length(self) -> float:
-        dones = self.runner.alg.storage.dones
-        return dones.numel() / max(1, int(dones.sum()))
-
-    def first_layers(self) -> dict[str, nn.Module]:
-        return {"actor": self.runner.alg.actor.mlp[0], "critic": self.runner.alg.critic.mlp[0]}
-
-    def num_parameters(self) -> int:
-        return sum(p.numel() for group in self.runner.alg.optimizer.param_groups for p in group["params"])
+    @torch.inference_mode()
+    def evaluate(self) -> float:
+        env = LeanEnv(self.evaluation_workload)
+        policy = self.runner.get_inference_policy()
+        env.episode_length_buf.zero_()
+        lengths = torch.zeros(env.num_envs)
+        running = torch.ones(env.num_envs, dtype=torch.bool)
+        observations = env.get_observations()
+        while running.any():
+            observations, _, done, _ = env.step(policy(observations))
+            lengths += running
+            running &= ~done
+        self.runner.alg.train_mode()  # which the inference policy has left
+        return float(lengths.mean())

@@ -1,72 +1,51 @@
-"""One side in its own process: prepares itself, then runs a round of iterations whenever a line asks for one.
+"""One side in its own process: prepares itself, then trains whenever a line asks for it.
 
 Talks JSON lines over stdin and the descriptor that was stdout; whatever a library prints goes to stderr.
 """
 
+import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
-import torch
+import psutil
 from workload import Side, Workload
 
 from lockstep.session.process import keep_large_buffers
 
-
-def make_side(library: str, workload: Workload, env: str) -> Side:
-    # Each library is imported where it is asked for: neither environment has both.
-    if library == "lockstep":
-        from lockstep_side import LockstepSide
-
-        return LockstepSide(workload, env)
-    from rsl_rl_side import RslRlSide
-
-    return RslRlSide(workload, env)
+# Each library is imported where it is asked for: no environment has all.
+SIDES = {
+    "lockstep": "lockstep_side:LockstepSide",
+    "lockstep_jax": "lockstep_jax_side:LockstepJaxSide",
+    "rsl_rl": "rsl_rl_side:RslRlSide",
+    "brax": "brax_side:BraxSide",
+}
 
 
-@contextmanager
-def counting_trained_rows(side: Side) -> Iterator[dict[str, int]]:
-    """Count the samples that pass each network with gradients on, as its first layer sees them."""
-    rows: dict[str, int] = {}
-    with ExitStack() as hooks:
-        for name, layer in side.first_layers().items():
-            rows[name] = 0
+def make_side(request: dict[str, Any]) -> tuple[Side, dict[str, Any]]:
+    """Build the side; return it with what is to be said of it."""
+    os.sched_setaffinity(0, {request["core"]})
+    kept = keep_large_buffers() if request["keep_large_buffers"] else False
+    module, _, name = SIDES[request["library"]].partition(":")
+    if not request["library"].startswith(("brax", "lockstep_jax")):
+        import torch
 
-            def count(_: object, inputs: tuple[torch.Tensor], __: object, name: str = name) -> None:
-                if torch.is_grad_enabled():
-                    rows[name] += inputs[0].numel() // inputs[0].shape[-1]
-
-            hooks.callback(layer.register_forward_hook(count).remove)
-        yield rows
+        torch.set_num_threads(1)
+    workload = Workload(**{**request["workload"], "hidden_dims": tuple(request["workload"]["hidden_dims"])})
+    side: Side = getattr(importlib.import_module(module), name)(workload, request["env"])
+    return side, {"keep_large_buffers": kept, "versions": side.versions | {"python": sys.version.split()[0]}}
 
 
 def prepare(request: dict[str, Any]) -> tuple[Side, dict[str, Any]]:
-    """Build the side and run its first iterations; return it with what one iteration of it does."""
-    os.sched_setaffinity(0, {request["core"]})
-    torch.set_num_threads(1)
-    kept = keep_large_buffers() if request["keep_large_buffers"] else False
-    workload = Workload(**{**request["workload"], "hidden_dims": tuple(request["workload"]["hidden_dims"])})
-    side = make_side(request["library"], workload, request["env"])
-    with counting_trained_rows(side) as rows:
-        side.iterate(1)
-    work = {
-        "trained_rows": rows,
-        "optimizer_steps": side.num_optimizer_steps(),
-        "env_steps": side.num_env_steps(),
-        "parameters": side.num_parameters(),
-    }
-    first_length = side.mean_episode_length()
-    side.iterate(request["warm_up"])
-    return side, {
-        "work": work,
-        "first_mean_episode_length": first_length,
-        "keep_large_buffers": kept,
-        "versions": side.versions | {"python": sys.version.split()[0]},
-    }
+    """Build the side and, to measure its speed, run its first iterations; say what one iteration does."""
+    side, description = make_side(request)
+    if request["warm_up"]:
+        work = side.first_iteration()
+        description |= {"work": work, "first_episode_length": side.evaluate()}
+        side.iterate(request["warm_up"])
+    return side, description
 
 
 def run_round(side: Side, num_iterations: int) -> dict[str, Any]:
@@ -80,7 +59,30 @@ def run_round(side: Side, num_iterations: int) -> dict[str, Any]:
         "cpu_s": cpu,
         "optimizer_steps": side.num_optimizer_steps() - steps,
         "env_steps": side.num_env_steps() - env_steps,
-        "mean_episode_length": side.mean_episode_length(),
+    }
+
+
+def solve(side: Side, length: float, max_iterations: int) -> dict[str, Any]:
+    """Train until an evaluation's mean episode length is so much; the time of evaluations does not count.
+
+    ``wall_s`` begins when the process began: imports, building and compiling are part of it.
+    """
+    began = psutil.Process().create_time()
+    evaluating_s, first_s, found, iteration = 0.0, 0.0, 0.0, 0
+    while iteration < max_iterations and found < length:
+        side.iterate(1)
+        iteration += 1
+        before = time.time()
+        first_s = first_s or before - began
+        found = side.evaluate()
+        now = time.time()
+        evaluating_s += now - before
+    return {
+        "wall_s": now - began - evaluating_s,
+        "first_iteration_s": first_s,
+        "iterations": iteration,
+        "env_steps": side.num_env_steps(),
+        "episode_length": found,
     }
 
 
@@ -94,7 +96,13 @@ def main() -> None:
     side, description = prepare(json.loads(sys.stdin.readline()))
     reply(description)
     for line in sys.stdin:
-        reply(run_round(side, json.loads(line)["num_iterations"]))
+        request = json.loads(line)
+        if "num_iterations" in request:
+            reply(run_round(side, request["num_iterations"]))
+        elif "solve" in request:
+            reply(solve(side, **request["solve"]))
+        else:
+            reply({"episode_length": side.evaluate()})
 
 
 if __name__ == "__main__":

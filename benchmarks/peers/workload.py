@@ -1,12 +1,14 @@
-"""What both sides are asked to do, and what a side must offer. Standard library only: every environment reads it."""
+"""What all sides are asked to do, and what a side must offer. Standard library only: every environment reads it."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+NUM_EVALUATION_EPISODES = 128
+
 
 @dataclass(frozen=True)
 class Workload:
-    """One PPO training of ``cartpole_classic`` with continuous actions; equal on both sides."""
+    """One PPO training of ``cartpole_classic`` with continuous actions; equal on all sides."""
 
     num_envs: int = 4096
     num_steps_per_env: int = 24
@@ -33,6 +35,13 @@ class Side(Protocol):
 
     versions: dict[str, str]
 
+    def first_iteration(self) -> dict[str, Any]:
+        """Run one iteration and return what it did.
+
+        ``optimizer_steps``, ``env_steps`` and ``parameters`` (how many numbers are trained) are integers;
+        ``matrix_gflops`` counts the products of matrices, as they were done or as they stand in the program.
+        """
+
     def iterate(self, num_iterations: int) -> None:
         """Run whole training iterations: rollout and update."""
 
@@ -42,11 +51,5 @@ class Side(Protocol):
     def num_env_steps(self) -> int:
         """Return how many env steps (all envs added) were taken so far."""
 
-    def mean_episode_length(self) -> float:
-        """Return samples per finished episode in the newest rollout."""
-
-    def first_layers(self) -> dict[str, Any]:
-        """Return the first linear layer of the actor and of the critic."""
-
-    def num_parameters(self) -> int:
-        """Return how many numbers are trained."""
+    def evaluate(self) -> float:
+        """Return the mean length of ``NUM_EVALUATION_EPISODES`` whole episodes with the most likely actions."""

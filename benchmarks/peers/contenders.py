@@ -1,0 +1,98 @@
+"""Who is compared, and the process of each."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workload import Workload
+
+FOLDER = Path(__file__).resolve().parent
+REPOSITORY = FOLDER.parents[1]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A library, the env it trains in, and whether glibc was told to keep large buffers (as lockstep does)."""
+
+    library: str
+    env: str = "same"
+    keep_large_buffers: bool = True
+
+
+CONTENDERS = {
+    "lockstep": Contender("lockstep"),
+    "lockstep_default_malloc": Contender("lockstep", keep_large_buffers=False),
+    "lockstep_jax": Contender("lockstep_jax"),
+    "rsl_rl": Contender("rsl_rl", env="lean"),
+    "rsl_rl_same_env": Contender("rsl_rl"),
+    "rsl_rl_default_malloc": Contender("rsl_rl", env="lean", keep_large_buffers=False),
+    "brax": Contender("brax", env="lean"),
+}
+
+
+class Worker:
+    """A contender's process, which works only while it is asked; what it says otherwise is kept for a failure.
+
+    Args:
+        name: of the contender.
+        core: that it runs on.
+        workload: what it trains.
+        warm_up: iterations after the first before it is ready; 0: it is ready when it is built.
+    """
+
+    def __init__(self, name: str, core: int, workload: Workload, *, warm_up: int = 0) -> None:
+        self.name = name
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
+        one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
+        self._process = subprocess.Popen(
+            [python_of(CONTENDERS[name].library), FOLDER / "worker.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            env=os.environ | one_thread,
+        )
+        preparation = {"core": core, "warm_up": warm_up, "workload": asdict(workload)}
+        self.description = self.ask(asdict(CONTENDERS[name]) | preparation)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send one request, wait for its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._said.seek(0)
+            raise SystemExit(f"{self._said.read()}\n{self.name} ended with exit code {code}; its last words are above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._said.close()
+
+
+def python_of(library: str) -> Path:
+    """Return the interpreter of a library; a peer's environment is made if it is missing or older than its list."""
+    if library.startswith("lockstep"):
+        return Path(sys.executable)
+    requirements, venv = FOLDER / f"requirements-{library}.txt", FOLDER / ".venv" / library
+    python, stamp = venv / "bin" / "python", venv / ".installed"
+    if not stamp.exists() or stamp.stat().st_mtime < requirements.stat().st_mtime:
+        print(f"setting up {venv.relative_to(REPOSITORY)}; this happens once", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+        install: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        subprocess.run([*install, "--requirement", requirements], check=True)
+        subprocess.run([*install, "--no-deps", "--editable", REPOSITORY], check=True)
+        stamp.touch()
+    return python
