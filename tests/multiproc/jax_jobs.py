@@ -24,21 +24,25 @@ JAX = (
 PPO = (
     TASK, *JAX, "--total_envs", "32", "--agent.num_steps_per_env", "8", "--agent.num_learning_epochs", "2",
     "--agent.actor_hidden_dims", "16", "--agent.critic_hidden_dims", "16", "--agent.schedule", "fixed",
-    "--env.max_episode_steps", "20", "--checkpoints.interval", "1",
+    "--env.max_episode_steps", "20", "--checkpoints.interval", "19",
 )  # fmt: skip
 OWN = (
     TASK, *JAX, "--total_envs", "32", "--agent.num_steps_per_env", "8", "--env.max_episode_steps", "20",
     "--env.action_kind", "discrete", "--runner", "own_jax_algorithm:Algorithm", "--checkpoints.interval", "2",
 )  # fmt: skip
-SAC: dict[str, Any] = {
-    "algorithm": "sac", "ml_framework": "jax", "device": "cpu", "dtype": "float64", "max_iterations": 5,
+FIVE_ITERATIONS: dict[str, Any] = {
+    "ml_framework": "jax", "device": "cpu", "dtype": "float64", "max_iterations": 5,
     "logger": "none", "evaluation": {"interval": 0}, "env": {"max_episode_steps": 20},
-    "agent": {
-        "num_steps_per_env": 4, "num_updates": 3, "batch_size": 32, "replay_size": 1024, "learning_starts": 100,
-        "actor_hidden_dims": (16,), "critic_hidden_dims": (16,),
-    },
 }  # fmt: skip
-"""What ``make_config`` takes, but for the envs of each rank; 16 of all ranks learn from the second iteration on."""
+"""What ``make_config`` takes, but for the algorithm and the envs of each rank."""
+_SMALL = {"num_steps_per_env": 4, "actor_hidden_dims": (16,), "critic_hidden_dims": (16,)}
+SAC = FIVE_ITERATIONS | {
+    "algorithm": "sac",
+    "agent": _SMALL | {"num_updates": 3, "batch_size": 32, "replay_size": 1024, "learning_starts": 100},
+}
+"""16 envs of all ranks learn from the second iteration on."""
+ADAPTIVE = FIVE_ITERATIONS | {"agent": _SMALL | {"schedule": "adaptive", "desired_kl": 1e-4}}
+"""PPO whose rate changes."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_jax_algorithm.py"
 TIMEOUT_S = 240.0
 

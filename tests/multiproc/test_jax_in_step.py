@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.core.runs import newest_iteration
 from tests.multiproc.commands import assert_same_curve, free_port, lockstep, metrics_of, only_run, own_environment
-from tests.multiproc.jax_jobs import PPO, SAC, TASK, TIMEOUT_S, ranks_of, train, train_here, with_example
+from tests.multiproc.jax_jobs import ADAPTIVE, PPO, SAC, TASK, TIMEOUT_S, ranks_of, train, train_here, with_example
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
@@ -21,32 +21,33 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 def test_a_run_goes_the_same_way_on_any_devices_and_processes(tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     os.chdir(tmp_path / "alone")
-    reference = metrics_of(train(*PPO, "--max_iterations", "6"))
+    reference = metrics_of(train(*PPO, "--max_iterations", "22"))
+    assert [record["env_steps"] for record in reference] == [32 * 8 * (index + 1) for index in range(22)]
     os.chdir(tmp_path)
 
     # Two processes of two devices each, by torchrun alone.
-    command = [*TORCHRUN, "-m", "lockstep", "train", *PPO, "--num_devices", "2", "--max_iterations", "3"]
+    command = [*TORCHRUN, "-m", "lockstep", "train", *PPO, "--num_devices", "2", "--max_iterations", "20"]
     started = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, env=own_environment({}), check=False
     )
     assert started.returncode == 0, started.stderr
     run = only_run(TASK)
     assert "32 envs on 4 ranks (2 CPU devices in each of 2 processes)" in started.stdout
-    assert started.stdout.count("iteration 3/3") == 1
-    assert_same_curve(run, reference[:3])
+    assert started.stdout.count("iteration 20/20") == 1
+    assert_same_curve(run, reference[:20])
     assert ranks_of(run) == [(0, 0, "cpu:0"), (1, 0, "cpu:1"), (2, 1, "cpu:0"), (3, 1, "cpu:1")]
     assert [path.name for path in sorted((run / "ranks").iterdir())] == ["rank_0.log", "rank_1.log"]
     assert "world_size: 4" in (run / "config.yaml").read_text()
     shutil.copytree(run, "copy", symlinks=True)
 
     # On with it on one device, as the run itself has it...
-    resumed = lockstep("train", "--resume", "copy", "--max_iterations", "4", timeout_s=TIMEOUT_S)
+    resumed = lockstep("train", "--resume", "copy", "--max_iterations", "21", timeout_s=TIMEOUT_S)
     assert resumed.returncode == 0, resumed.stderr
     assert "32 envs on 2 ranks (2 CPU devices of this process)" in resumed.stdout
-    assert_same_curve(Path("copy"), reference[:4])
+    assert_same_curve(Path("copy"), reference[:21])
 
     # ... and on four.
-    train("--resume", str(run), "--num_devices", "4", "--max_iterations", "6")
+    train("--resume", str(run), "--num_devices", "4", "--max_iterations", "22")
     assert_same_curve(run, reference)
     assert [rank for rank, _, _ in ranks_of(run)] == [0, 1, 2, 3]
 
@@ -70,19 +71,20 @@ config = lockstep.make_config(
 )
 outcome = lockstep.train(config)
 again = lockstep.train(config, resume="auto")  # the processes meet again, and find the run finished
-other = lockstep.make_config("cartpole_classic", num_envs=4, log_root="sac", **json.loads(sys.argv[3]))
-print(outcome.status, outcome.run_path == again.run_path, lockstep.train(other).status)
+others = [lockstep.make_config("cartpole_classic", num_envs=4, **settings) for settings in json.loads(sys.argv[3])]
+print(outcome.status, outcome.run_path == again.run_path, *(lockstep.train(other).status for other in others))
 """
 
 
 def test_a_script_that_has_called_initialize_is_used_as_it_is() -> None:
-    """It trains twice: with an algorithm of its own, and by SAC, which goes the way that it goes on one device."""
+    """With an algorithm of its own, and by SAC and PPO, which go the way that they go on one device."""
     with_example()
     Path("script.py").write_text(SCRIPT)
     address = f"127.0.0.1:{free_port()}"
+    others = json.dumps([SAC | {"log_root": "sac"}, ADAPTIVE | {"log_root": "ppo"}])
     started = [
         subprocess.Popen(
-            [sys.executable, "script.py", address, str(process), json.dumps(SAC)],
+            [sys.executable, "script.py", address, str(process), others],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -90,16 +92,21 @@ def test_a_script_that_has_called_initialize_is_used_as_it_is() -> None:
         )
         for process in range(2)
     ]
-    reference = metrics_of(train_here(num_envs=16, num_devices=1, log_root="alone", **SAC))
+    by_sac, by_ppo = [
+        metrics_of(train_here(num_envs=16, num_devices=1, log_root=f"alone_{name}", **settings))
+        for name, settings in (("sac", SAC), ("ppo", ADAPTIVE))
+    ]
     ended = [process.communicate(timeout=TIMEOUT_S) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
-    assert [said.splitlines()[-1] for said, _ in ended] == ["finished True finished"] * 2
+    assert [said.splitlines()[-1] for said, _ in ended] == ["finished True finished finished"] * 2
     assert "32 envs on 4 ranks (2 CPU devices in each of 2 processes)" in ended[0][0]
     run = only_run(TASK)
     assert newest_iteration(run) == 1
     assert [rank for rank, _, _ in ranks_of(run)] == [0, 1, 2, 3]
-    assert [record["num_updates"] for record in reference] == [0, 3, 3, 3, 3]
-    by_sac = only_run(TASK, Path("sac"))
-    assert "16 envs on 4 ranks (2 CPU devices in each of 2 processes)" in ended[0][0]
-    assert_same_curve(by_sac, reference)
-    assert [process for _, process, _ in ranks_of(by_sac)] == [0, 0, 1, 1]
+    assert ended[0][0].count("16 envs on 4 ranks (2 CPU devices in each of 2 processes)") == 2
+    assert [record["num_updates"] for record in by_sac] == [0, 3, 3, 3, 3]
+    assert len({record["learning_rate"] for record in by_ppo}) > 1
+    for name, reference in (("sac", by_sac), ("ppo", by_ppo)):
+        same = only_run(TASK, Path(name))
+        assert_same_curve(same, reference)
+        assert [process for _, process, _ in ranks_of(same)] == [0, 0, 1, 1]
