@@ -14,6 +14,8 @@ from typing import IO, Any, TypeVar
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from lockstep.cli.main import main
+
 SMALL = (
     "--num_envs", "16", "--agent.num_steps_per_env", "8", "--agent.num_learning_epochs", "2",
     "--agent.actor_hidden_dims", "16", "--agent.critic_hidden_dims", "16", "--agent.recurrent_hidden_dim", "8",
@@ -140,9 +142,8 @@ def free_port() -> int:
 
 
 def train_small(task: str, *arguments: str) -> Path:
-    """Train with few envs in ``logs``; return the run directory, which must be the only one of its task."""
-    finished = lockstep("train", task, *SMALL, *arguments)
-    assert finished.returncode == 0, finished.stderr
+    """Train in this process with few envs in ``logs``; return the run directory, the only one of its task."""
+    assert main(["train", task, *SMALL, *arguments]) == 0
     return only_run(task)
 
 

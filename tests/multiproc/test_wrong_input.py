@@ -14,6 +14,7 @@ from tests.multiproc.commands import SMALL, train_small
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command in this process; return its one line of error after checking that nothing was written."""
     before = sorted(Path().rglob("*"))
+    capsys.readouterr()  # what a training before has printed
     code = main(list(arguments))
     output, errors = capsys.readouterr()
     assert code == 2, (output, errors)
