@@ -103,6 +103,31 @@ def test_a_failed_env_is_flagged_and_its_warning_counted() -> None:
     engine.close()
 
 
+def test_a_start_that_mujoco_warns_of_is_flagged_in_the_first_step() -> None:
+    """Sensors are computed by the reset already, where MuJoCo warns; the step may fall to another engine object."""
+    model = mujoco.MjModel.from_xml_string(
+        POINT.replace("</mujoco>", "<sensor><jointpos joint='slide'/></sensor></mujoco>")
+    )
+    engine = HostEngine(lambda *sizes: MujocoEngine(model, sizes[0], 2, sizes[1]), num_threads=1, dtype="float64")
+    qpos = jnp.asarray([[0.25], [np.nan], [1e11]])
+
+    def reset_and_steps(physics: Any) -> Any:
+        physics, sensordata = engine.reset(physics, jnp.ones(3, dtype=bool), qpos, jnp.zeros((3, 1)))
+        infos = []
+        for _ in range(2):
+            physics, info = engine.step(physics, jnp.zeros((3, 1)))
+            infos.append(info)
+        return sensordata, infos
+
+    sensordata, infos = jax.jit(reset_and_steps)(engine.start(3))
+    assert sensordata[0].tolist() == [0.25]
+    for info in infos:
+        assert info.diverged.tolist() == [False, True, True]
+        np.testing.assert_array_equal(info.qpos, qpos)
+    assert engine.warning_counts == {"mjWARN_BADQPOS": 4}
+    engine.close()
+
+
 class Odd:
     """An engine with an odd state: NaNs that carry a message, whole numbers, rows of several axes.
 

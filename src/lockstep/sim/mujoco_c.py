@@ -139,12 +139,18 @@ class MujocoEngine:
     def _forward(self, env_ids: NDArray[np.intp]) -> None:
         """Compute the sensordata of some envs.
 
-        MuJoCo warns of a bad state and puts the env at its default; the warning stands, so the next step flags it.
+        MuJoCo warns of a bad state and puts the env at its default. It is put back where it was, so that the next step
+        meets it there, flags and counts it, whichever engine object makes that step.
         """
+        asked = self._rows[env_ids]
         try:
             self._batch.forward(env_ids)
+            has_failed = np.zeros(env_ids.shape, dtype=bool)
         except SimulationError as error:
-            self._warning_counts["error"] += len(error.ids)
+            has_failed = np.isin(env_ids, error.ids)
+        has_failed |= self._num_warnings[env_ids].any(axis=1)
+        self._rows[env_ids[has_failed]] = asked[has_failed]
+        self._num_warnings[env_ids] = 0
         self._sensordata = self._sensordata.copy()  # what the last step has lent stays as it is
         self._sensordata[env_ids] = self._live_sensordata[env_ids]
 
