@@ -1,17 +1,35 @@
 """Envs in JAX for tests: a player who keeps their state and counts their steps."""
 
 import functools
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from lockstep.core.types import Task
 from lockstep.envs.config import EnvConfig
 from lockstep.envs.jax_env import EnvState, JaxEnv, Transition
 from lockstep.sim.analytic import PureAnalyticEngine
+
+QUICKLY = {"xla_backend_optimization_level": "0"}
+"""Options of ``jax.jit`` for programs that are long to compile and short to run; they change rounding alone."""
+
+needs_warp = pytest.mark.skipif(
+    importlib.util.find_spec("warp") is None, reason="needs Warp: pip install 'mujoco-mjx[warp]'"
+)
+IMPLEMENTATIONS = [
+    pytest.param((implementation, dtype), id=f"{implementation}-{dtype}", marks=marks)
+    for implementation, dtype, marks in (
+        ("jax", "float32", ()),
+        ("jax", "float64", ()),
+        ("warp", "float32", needs_warp),
+    )
+]
+"""Of the engine mjx, each with its precisions. Warp's kernels run on CPUs too; the first time they are compiled."""
 
 
 def toy_jax_env(

@@ -185,7 +185,7 @@ def test_settings_and_groups_are_listed_by_dotted_name() -> None:
     assert list(settings(BASE))[:2] == ["task", "ml_framework"]
     assert "env.length" in settings(BASE)
     assert "env" not in settings(BASE)
-    assert list(groups(BASE)) == ["env", "agent", "evaluation", "checkpoints"]
+    assert list(groups(BASE)) == ["env", "env.mjx", "agent", "evaluation", "checkpoints"]
 
 
 @hypothesis_settings(deadline=None)

@@ -18,7 +18,8 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("mujoco.mjx")
 jnp = jax.numpy
 
-from lockstep.sim.mjx import MjxEngine, make_pure_engine  # noqa: E402
+from lockstep.sim.mjx import MjxEngine, MjxWarpEngine, make_pure_engine  # noqa: E402
+from tests.unit.jax_env_fixtures import IMPLEMENTATIONS, QUICKLY, needs_warp  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -47,12 +48,13 @@ UNCONSTRAINED = ARM.replace('range="-0.5 0.5" limited="true"', "")
 class Run:
     """Env steps of the arm, compiled: ``masks (num_steps, num_envs)`` says which envs are reset before each step."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, implementation: str, dtype: str) -> None:
         self.dtype = dtype
         self.model = mujoco.MjModel.from_xml_string(ARM)
-        self.engine = MjxEngine(self.model, DECIMATION, dtype)
+        self.engine = {"jax": MjxEngine, "warp": MjxWarpEngine}[implementation](self.model, DECIMATION, dtype)
         # Two batches of one program: envs may be batched by whoever uses the engine, too.
-        self._program = jax.jit(jax.vmap(self._steps, in_axes=(0, 0, 1, 1), out_axes=(0, 0, 1, 1)))
+        steps = jax.vmap(self._steps, in_axes=(0, 0, 1, 1), out_axes=(0, 0, 1, 1))
+        self._program = jax.jit(steps, compiler_options=QUICKLY)
         random = np.random.default_rng(1)
         self.qpos = random.uniform(-0.4, 0.4, (NUM_ENVS, 1)).astype(dtype).astype(float)
         self.qvel = random.normal(size=(NUM_ENVS, 1)).astype(dtype).astype(float)
@@ -87,10 +89,10 @@ class Run:
         )
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
+@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
 def arm(request: pytest.FixtureRequest) -> Run:
     with jax.enable_x64(True):
-        return Run(request.param)
+        return Run(*request.param)
 
 
 def test_it_goes_the_way_of_mujoco_to_a_tolerance(arm: Run) -> None:
@@ -162,7 +164,37 @@ def test_what_mjx_does_not_do_is_refused_in_one_line(tmp_path: Path) -> None:
             MjxEngine(model, decimation, "float32")
     with pytest.raises(UsageError, match="no MuJoCo model; use --engine analytic"):
         make_pure_engine(CartpoleClassic(CartpoleClassicConfig()), decimation=1, dtype="float32")
+    with pytest.raises(UsageError, match="MuJoCo Warp computes in float32, not float64; use --dtype float32"):
+        MjxWarpEngine(unconstrained, 1, "float64")
     broken = CartpoleBalance(CartpoleBalanceConfig())
     broken.model_path = tmp_path / "missing.xml"
     with pytest.raises(UsageError, match=r"can't read .*missing\.xml"):
         make_pure_engine(broken, decimation=1, dtype="float32")
+
+
+@needs_warp
+def test_warp_flags_an_env_whose_constraints_find_no_room() -> None:
+    body = """
+      <body pos="{0} 0 0"><joint type="slide" range="-0.1 0.1" limited="true"/><geom size="0.1" mass="1"/></body>"""
+    model = mujoco.MjModel.from_xml_string(
+        f"<mujoco><option><flag contact='disable'/></option><worldbody>{''.join(map(body.format, (0, 1)))}"
+        "</worldbody></mujoco>"
+    )
+    qpos = np.array([[0.0, 0.0], [0.2, 0.0], [0.2, 0.2]], dtype=np.float32)  # 0, 1 and 2 joints at their limits
+    for num_constraints, expected in ((1, [False, False, True]), (0, [False] * 3)):
+        engine = MjxWarpEngine(model, 1, "float32", num_contacts=5, num_constraints=num_constraints)
+        physics, _ = engine.reset(engine.start(3), np.ones(3, dtype=bool), jnp.asarray(qpos), jnp.zeros_like(qpos))
+        _, info = engine.step(physics, jnp.zeros((3, 0), dtype=jnp.float32))
+        assert info.diverged.tolist() == expected
+        np.testing.assert_array_equal(info.qpos[2] == qpos[2], expected[2])
+
+
+@needs_warp
+def test_warp_refuses_bodies_that_sleep() -> None:
+    model = mujoco.MjModel.from_xml_string(
+        ARM.replace("<worldbody>", "<option><flag sleep='enable'/></option><worldbody>")
+    )
+    with pytest.raises(
+        UsageError, match="MuJoCo Warp can't step this model: it lets bodies sleep; use --engine mujoco"
+    ):
+        MjxWarpEngine(model, 1, "float32")

@@ -122,6 +122,11 @@ def check_offered(config: TrainConfig) -> None:
         _check_no_jax_settings(config)
     else:
         _require_packages(framework)
+    if config.env.mjx.implementation == "warp" and config.engine != "mjx":
+        raise UsageError(
+            f"env.mjx.implementation warp is a setting of the engine mjx, and engine is {config.engine}; "
+            "use --engine mjx"
+        )
 
 
 def _check_algorithm(algorithm: str, framework: str) -> None:

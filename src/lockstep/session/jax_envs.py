@@ -14,6 +14,7 @@ from lockstep.distributed.cores import threads_per_rank
 from lockstep.envs.jax_env import JaxEnv
 from lockstep.recipes.catalog import TASKS, engines_of
 from lockstep.session.make_env import ENGINES, least_bytes
+from lockstep.session.mjx_choice import make_mjx_engine
 from lockstep.session.process import check_memory
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
 
 PURE_ENGINES: Registry[str] = Registry("engine")
-"""Name to import string of a function ``(task, *, decimation, num_threads, dtype, host_engine) -> PureEngine``."""
+"""Name to import string of a function ``(task, *, decimation, dtype, ...) -> PureEngine``.
+
+It is handed ``num_threads`` and ``host_engine`` too; that of ``mjx`` the settings in ``config.env.mjx`` instead.
+"""
 PURE_ENGINES.register("analytic", "lockstep.sim.analytic:make_pure_engine")
 PURE_ENGINES.register("mujoco", "lockstep.sim.jax_host:make_pure_engine")
 PURE_ENGINES.register("mjx", "lockstep.sim.mjx:make_pure_engine")
@@ -72,6 +76,8 @@ def _build_engine(config: TrainConfig, task: Task, platform: str, dtype: Any) ->
         name = engines_of(config.task, "jax", on_gpu=platform != "cpu")[0]
     make: Any = partial(load(PURE_ENGINES.get(name)), task, decimation=config.env.decimation, dtype=dtype)
     num_threads = config.env.num_physics_threads or threads_per_rank()
+    if name == "mjx":
+        return make_mjx_engine(make, config.env.mjx.model_dump(), platform=platform, dtype=jnp.dtype(dtype).name)
     engine: PureEngine = make(num_threads=num_threads, host_engine=_make_host_engine)
     return engine
 
