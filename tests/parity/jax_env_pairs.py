@@ -53,19 +53,32 @@ def _cases() -> list[Case]:
 CASES = _cases()
 
 
-def pure_engine(name: str, task: Task, dtype: str, decimation: int = 1, num_threads: int = 1) -> PureEngine:
+def pure_engine(
+    name: str, task: Task, dtype: str, decimation: int = 1, num_threads: int = 1, implementation: str = "jax"
+) -> PureEngine:
     makers: dict[str, Callable[..., PureEngine]] = {
         "analytic": analytic.make_pure_engine,
         "mujoco": jax_host.make_pure_engine,
         "mjx": mjx.make_pure_engine,
     }
     return makers[name](
-        task, decimation=decimation, num_threads=num_threads, dtype=jnp.dtype(dtype), host_engine=mujoco_c.make_engine
+        task,
+        decimation=decimation,
+        num_threads=num_threads,
+        dtype=jnp.dtype(dtype),
+        host_engine=mujoco_c.make_engine,
+        implementation=implementation,
     )
 
 
 def make_pair(
-    case: Case, task: Task, dtype: str, num_envs: int, config: EnvConfig, seed: int = 3
+    case: Case,
+    task: Task,
+    dtype: str,
+    num_envs: int,
+    config: EnvConfig,
+    seed: int = 3,
+    implementation: str = "jax",
 ) -> tuple[TorchEnv, JaxEnv]:
     """Return ``num_envs`` envs of a task in torch, and the same in JAX."""
     sizes: dict[str, Any] = {"num_envs": num_envs, "decimation": config.decimation, "num_threads": 1}
@@ -73,10 +86,8 @@ def make_pair(
     maker = analytic.make_engine if case.engine == "analytic" else mujoco_c.make_engine
     engine = maker(task, **sizes, xp=xp, dtype=torch_dtype, device=torch.device("cpu"))
     in_torch = TorchEnv(task, engine, config, seed=seed, device=torch.device("cpu"), dtype=torch_dtype)
-    in_jax = JaxEnv(
-        task, pure_engine(case.engine, task, dtype, config.decimation), config, seed=seed, dtype=jnp.dtype(dtype)
-    )
-    return in_torch, in_jax
+    pure = pure_engine(case.engine, task, dtype, config.decimation, implementation=implementation)
+    return in_torch, JaxEnv(task, pure, config, seed=seed, dtype=jnp.dtype(dtype))
 
 
 def to_torch(actions: np.ndarray, dtype: str) -> torch.Tensor:

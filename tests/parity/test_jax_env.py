@@ -1,4 +1,7 @@
-"""Envs in JAX go the same way as envs in torch, on every engine, and alike however they are batched and compiled."""
+"""Envs in JAX go the same way as envs in torch, and alike however they are batched and compiled.
+
+With the engine mjx they do so to a tolerance: ``test_mjx_env.py``.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,17 +19,13 @@ jnp = jax.numpy
 
 from lockstep.envs.jax_env import EnvState, JaxEnv, Transition  # noqa: E402
 from tests.parity.jax_env_pairs import CASES, Case, make_pair, to_torch  # noqa: E402
-from tests.unit.jax_env_fixtures import play, random_actions  # noqa: E402
+from tests.unit.jax_env_fixtures import QUICKLY, play, random_actions  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 NUM_ENVS = 16
 ALIKE = [case for case in CASES if case.engine != "mjx"]
-# MJX takes long to compile: one task and one precision stand for all.
-WITH_MJX = [case for case in CASES if (case.task, case.engine) == ("cartpole_balance", "mjx")]
-PRECISIONS = [(case, dtype) for case in ALIKE for dtype in ("float64", "float32")] + [(WITH_MJX[0], "float32")]
-FIELDS = ("reward", "reward_terms", "terminated", "truncated")
-GROUPS = ("observations", "final_observations")
+PRECISIONS = [(case, dtype) for case in ALIKE for dtype in ("float64", "float32")]
 
 
 def by_name(case: Any) -> str:
@@ -69,13 +68,17 @@ def test_the_same_state_gives_the_same_transition(case: Case, dtype: str) -> Non
 
 
 def compiled(env: JaxEnv) -> Any:
-    """Return a program ``(env_ids, actions) -> (state at the start, state at the end, transitions)``."""
+    return jax.jit(program_of(env), compiler_options=QUICKLY)
+
+
+def program_of(env: JaxEnv) -> Any:
+    """Return a function ``(env_ids, actions) -> (state at the start, state at the end, transitions)``."""
 
     def program(env_ids: Any, actions: Any) -> tuple[EnvState, EnvState, Transition]:
         start = env.reset(env_ids)
         return start, *play(env, start, actions)
 
-    return jax.jit(program)
+    return program
 
 
 def assert_same_transitions(measured: Transition, steps: list[Any], tolerance: float, *, squeeze: bool = False) -> None:
@@ -131,10 +134,10 @@ def test_an_env_does_not_depend_on_its_batch_nor_on_the_number_of_devices(
     env = make_pair(case, task, dtype, 1, EnvConfig(max_episode_steps=12))[1]
     actions = jnp.asarray(random_actions(task, 20, 64), dtype=dtype)
     ids = jnp.arange(64, dtype=jnp.int32)
-    split = per_env(compiled(env), jax.sharding.Mesh(np.array(jax.devices()), ("ranks",)))(ids, actions)
+    split = per_env(program_of(env), jax.sharding.Mesh(np.array(jax.devices()), ("ranks",)))(ids, actions)
     described = [[(leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(state)] for state in split[:2]]
     assert described[0] == described[1]
-    alone = per_env(compiled(env))(ids[37:38], actions[:, 37:38])
+    alone = per_env(program_of(env))(ids[37:38], actions[:, 37:38])
     for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(split), strict=True):
         tolerance = {"float64": 1e-12, "float32": 1e-5}.get(str(one.dtype), 0)
         np.testing.assert_allclose(one[0], other[37], rtol=tolerance, atol=tolerance)
@@ -150,7 +153,7 @@ def per_env(program: Any, mesh: Any = None) -> Any:
         return start, end, jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), by_env)
 
     if mesh is None:
-        return jax.jit(leading)
+        return jax.jit(leading, compiler_options=QUICKLY)
     split = jax.P("ranks")
     specs = {"in_specs": (split, jax.P(None, "ranks")), "out_specs": split}
-    return jax.jit(jax.shard_map(leading, mesh=mesh, check_vma=True, **specs))
+    return jax.jit(jax.shard_map(leading, mesh=mesh, check_vma=True, **specs), compiler_options=QUICKLY)
