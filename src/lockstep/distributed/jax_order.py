@@ -4,6 +4,13 @@ On a CPU all collectives of a program share one meeting place, and XLA may go on
 whatever doesn't depend on it. A collective that comes next, and neither follows from the loop nor the loop from it, is
 then taken for one inside the loop: the process ends (``Check failed: id < num_threads``, a segmentation fault), or sums
 are wrong. Processes that reach one another by gloo end too (``Received data size doesn't match expected size``).
+
+XLA's executor sees to it that collectives, and loops with collectives in them, start in the same order everywhere, but
+not that one ends before the next starts (``ExecutionGraph``: edges of kind ``kScheduling``). We know of no flag that
+changes it; the executor that waits is an option of the build. It happens seldom: only if the compiler puts the loop
+first, and a pool's thread finishes its body. With the check left out some 1,300 calls of such programs on 2 and 4
+devices, 60 by gloo, and short trainings by PPO and SAC without ``after`` all ran right (JAX 0.10.2, two cores), so no
+test shows it.
 """
 
 from collections.abc import Iterator
