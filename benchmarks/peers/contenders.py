@@ -55,7 +55,8 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            env=os.environ | one_thread,
+            # What lockstep keeps of JAX for the next start would be compiled on the peers' side only.
+            env=os.environ | one_thread | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
         )
         preparation = {"core": core, "warm_up": warm_up, "workload": asdict(workload)}
         self.description = self.ask(asdict(CONTENDERS[name]) | preparation)

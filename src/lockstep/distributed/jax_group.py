@@ -34,6 +34,7 @@ from lockstep.core.network import address_towards, is_loopback
 from lockstep.core.outcome import note_joined
 from lockstep.distributed import jax_abort, jax_programs
 from lockstep.distributed.first_exchange import deadline
+from lockstep.distributed.gloo_threads import started_as_batch_work
 from lockstep.distributed.jax_comm import JaxComm, OwnStore, Store
 from lockstep.distributed.jax_devices import choose_devices, choose_platform
 from lockstep.distributed.jax_mesh import make_mesh
@@ -218,7 +219,9 @@ def _make_cpu_client(topology: Topology, host: str) -> Any:
         if address is not None and (is_one_host or not is_loopback(address)):
             where = {"hostname": address}
     client = jax_distributed.global_state.client
-    return xla_bridge.make_cpu_client(collectives=_jax.make_gloo_tcp_collectives(distributed_client=client, **where))
+    with started_as_batch_work():
+        gloo = _jax.make_gloo_tcp_collectives(distributed_client=client, **where)
+    return xla_bridge.make_cpu_client(collectives=gloo)
 
 
 def _initialize(topology: Topology, address: str, timeout_s: float) -> None:

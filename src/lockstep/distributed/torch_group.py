@@ -1,7 +1,6 @@
 """The process group of a job: joined once, with a deadline and in words, and left at the end of the process."""
 
 import atexit
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from lockstep.core.outcome import note_joined
 from lockstep.core.types import Comm
 from lockstep.distributed import torch_debug, torch_nodes
 from lockstep.distributed.first_exchange import deadline
+from lockstep.distributed.gloo_threads import be_batch_work
 from lockstep.distributed.isolation import placement_problem
 from lockstep.distributed.rank_exit import end_at_once_on_failure
 from lockstep.distributed.timeouts import JOIN_TIMEOUT_S, TIMEOUT_S, seconds
@@ -69,7 +69,7 @@ def setup(backend: str | None = None, device: torch.device | None = None) -> Top
         device = torch.device("cuda", device.index or 0)  # plain "cuda" names no device to set
         torch.cuda.set_device(device)
     if backend == "gloo":
-        _keep_lock_holders_running()
+        be_batch_work()  # all of the rank: what it wakes up waits for its turn to end
         _choose_interface(topology)
     with beats.exchange("meeting"):
         store = meet(topology)
@@ -137,18 +137,6 @@ def _choose_interface(topology: Topology) -> None:
     interface = None if address is None else interface_of(address)
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-
-
-def _keep_lock_holders_running() -> None:
-    """Schedule this thread, and those that gloo will start, as batch work: a thread that wakes up ends no other's turn.
-
-    Gloo's threads spin on locks. On a core that they share with the rank, the one that holds a lock would be put off by
-    the one that it has just woken, which then spins to the end of its turn: 4 ms in every fourth exchange of 0.2 ms
-    (measured with torch 2.13 and Linux 6.18, HZ=250). Other systems have no such policy.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def join(device: torch.device) -> Comm:
