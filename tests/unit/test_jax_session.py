@@ -164,10 +164,12 @@ def test_ranks_are_counted_before_anything_starts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_script_has_set_up_is_counted_once_it_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(jax.devices()) == 4  # JAX has started
     for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):  # so that nothing but JAX itself knows of the four devices
         monkeypatch.delenv(variable, raising=False)
     shares = config_with(num_envs=(4, 0, 8, 4), max_iterations=1, log_root=str(tmp_path))
     assert "world_size: 4" in (lockstep.train(shares).run_path / "config.yaml").read_text()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=7")  # comes too late, and does not count
     monkeypatch.setattr("own_jax_algorithm.Algorithm.distributed_unsupported", "it is alone", raising=False)
     with pytest.raises(UsageError, match=r"runner .* can't train on 4 ranks: it is alone; run it with one process"):
         lockstep.train(config_with(log_root=str(tmp_path / "runner")))

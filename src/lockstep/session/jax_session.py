@@ -61,18 +61,22 @@ class JaxFramework:
     def check(self, config: TrainConfig, num_processes: int) -> None:
         """Check lockstep's own learner."""
         if not config.runner:
-            ranks = count_ranks(config, num_processes)
-            require_distributed(algorithm_of(config), _name_of_algorithm(config), ranks)
+            self._require_distributed(config, num_processes)
 
     def check_runner(self, config: TrainConfig, world_size: int, *, starts_from: str = "") -> None:
         """Check the config's runner: an ``Algorithm`` of the user's."""
         if not config.runner:
             return
+        self._require_distributed(config, world_size)
         kind, name = algorithm_of(config), _name_of_algorithm(config)
-        require_distributed(kind, name, count_ranks(config, world_size))
         for method in ("weights", "with_weights") if starts_from == "checkpoint" else ():
             if not callable(getattr(kind, method, None)):
                 raise UsageError(f"{name} has no {method}(), which --checkpoint needs; give it one, or start a new run")
+
+    def _require_distributed(self, config: TrainConfig, num_processes: int) -> None:
+        num_ranks = self.count_ranks(config, num_processes)
+        if num_ranks is not None:  # otherwise ``join`` asks
+            require_distributed(algorithm_of(config), _name_of_algorithm(config), num_ranks)
 
     @contextmanager
     def running(self) -> Iterator[None]:
