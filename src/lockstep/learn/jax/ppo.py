@@ -5,7 +5,7 @@ The same update as ``learn/torch/ppo.py``, and on several ranks that of one rank
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,6 @@ from lockstep.learn.jax.statistics import (
 )
 from lockstep.learn.jax.values import CriticInputs, rollout_values
 
-Tree = TypeVar("Tree")
 RIDERS = ("kl", "surrogate", "value", "entropy")
 
 
@@ -326,7 +325,8 @@ class Ppo:
         gradients = mean.flat * clip_scale(mean, config.max_grad_norm)
         step, optimizer = self.optimizer.update(gradients, before.optimizer)
         after = _Learner(before.parameters - rate.astype(step.dtype) * step, optimizer, rate, nonfinite)
-        return _choose(nonfinite.any(), before._replace(nonfinite=nonfinite), after)
+        chosen: _Learner = optax.tree_utils.tree_where(nonfinite.any(), before._replace(nonfinite=nonfinite), after)
+        return chosen
 
     def _account(
         self, before: PpoState, collected: Collected, samples: Samples, update: UpdateResult
@@ -372,12 +372,8 @@ class Ppo:
         actor = weights.actor_normalizer.merge(samples.actor_moments)
         critic = weights.critic_normalizer.merge(samples.critic_moments)
         merged = weights._replace(actor_normalizer=actor, critic_normalizer=critic)
-        return _choose(is_good, merged, weights)
-
-
-def _choose(condition: jax.Array, one: Tree, other: Tree) -> Tree:
-    chosen: Tree = jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
-    return chosen
+        chosen: Weights = optax.tree_utils.tree_where(is_good, merged, weights)
+        return chosen
 
 
 def _ends(parts: tuple[jax.Array, ...]) -> list[int]:

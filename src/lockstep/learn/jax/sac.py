@@ -1,9 +1,10 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905), written once for any number of devices."""
 
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from lockstep.core.errors import UsageError
 from lockstep.core.rng import Stream
@@ -28,8 +29,6 @@ from lockstep.learn.jax.statistics import (
     merge_over_ranks,
     psum,
 )
-
-Tree = TypeVar("Tree")
 
 
 class Counters(NamedTuple):
@@ -283,7 +282,8 @@ class Sac:
             num_updates=counters.num_updates + num_updates,
         )
         merged = self._merge_normalizers(before.normalizers, collected, progress)
-        chosen = _choose(is_good, SacState(progress.learner, merged, reached), before)
+        after_step = SacState(progress.learner, merged, reached)
+        chosen: SacState = optax.tree_utils.tree_where(is_good, after_step, before)
         metrics = {
             "iteration": chosen.counters.iteration,
             "env_steps": chosen.counters.env_steps,
@@ -308,11 +308,6 @@ class Sac:
         own = [Moments.of(raw[name], is_real) for name in normalizers]
         moments = merge_over_ranks(after(own, progress.riders))
         return {name: normalizers[name].merge(new) for name, new in zip(normalizers, moments, strict=True)}
-
-
-def _choose(condition: jax.Array, one: Tree, other: Tree) -> Tree:
-    chosen: Tree = jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
-    return chosen
 
 
 def _update_metrics(progress: Progress, num_updates: jax.Array) -> dict[str, Any]:
