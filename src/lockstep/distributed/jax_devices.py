@@ -63,7 +63,9 @@ def choose_platform(device: str, num_devices: int) -> None:
         # A GPU that is asked for must not become the CPU without a word, nor may a GPU be taken up for nothing.
         jax.config.update("jax_platforms", "cpu" if device == "cpu" else "cuda,cpu")
     if num_devices and device in ("auto", "cpu") and not _FORCED.search(os.environ.get("XLA_FLAGS", "")):
-        jax.config.update("jax_num_cpu_devices", num_devices)
+        options: Any = jax.config
+        # A script that has asked for more may use the others itself.
+        options.update("jax_num_cpu_devices", max(num_devices, options.jax_num_cpu_devices))
 
 
 def choose_devices(device: str, num_devices: int) -> list[Any]:

@@ -71,7 +71,7 @@ def join(
     Args:
         device: ``auto`` (GPUs if JAX sees any), ``cpu``, ``cuda`` or ``cuda:<index>``.
         num_devices: how many of each process's devices are ranks; 0 for all of them. Where JAX has not started yet and
-            computes on the CPU, it makes that many out of it.
+            computes on the CPU, it makes that many out of it, or more if it has been told of more.
         multi_devices: False for one device of each process.
         coordinator_address: HOST:PORT where process 0 keeps JAX's service; None for what JAX_COORDINATOR_ADDRESS says
             or, without that, for a free port that is told through torchrun's store.
