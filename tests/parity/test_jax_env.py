@@ -19,7 +19,7 @@ jnp = jax.numpy
 
 from lockstep.envs.jax_env import EnvState, JaxEnv, Transition  # noqa: E402
 from tests.parity.jax_env_pairs import CASES, Case, make_pair, to_torch  # noqa: E402
-from tests.unit.jax_env_fixtures import QUICKLY, play, random_actions  # noqa: E402
+from tests.unit.jax_env_fixtures import play, random_actions  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -68,7 +68,7 @@ def test_the_same_state_gives_the_same_transition(case: Case, dtype: str) -> Non
 
 
 def compiled(env: JaxEnv) -> Any:
-    return jax.jit(program_of(env), compiler_options=QUICKLY)
+    return jax.jit(program_of(env))
 
 
 def program_of(env: JaxEnv) -> Any:
@@ -153,7 +153,7 @@ def per_env(program: Any, mesh: Any = None) -> Any:
         return start, end, jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), by_env)
 
     if mesh is None:
-        return jax.jit(leading, compiler_options=QUICKLY)
+        return jax.jit(leading)
     split = jax.P("ranks")
     specs = {"in_specs": (split, jax.P(None, "ranks")), "out_specs": split}
-    return jax.jit(jax.shard_map(leading, mesh=mesh, check_vma=True, **specs), compiler_options=QUICKLY)
+    return jax.jit(jax.shard_map(leading, mesh=mesh, check_vma=True, **specs))

@@ -16,7 +16,7 @@ jnp = jax.numpy
 
 from lockstep.envs.jax_env import JaxEnv  # noqa: E402
 from tests.parity.jax_env_pairs import CASES, Case, make_pair, to_torch  # noqa: E402
-from tests.unit.jax_env_fixtures import IMPLEMENTATIONS, QUICKLY, random_actions  # noqa: E402
+from tests.unit.jax_env_fixtures import IMPLEMENTATIONS, random_actions  # noqa: E402
 
 NUM_ENVS, NUM_STEPS = 32, 50
 NAMES = ("reward", "reward_terms", "terminated", "truncated")
@@ -103,7 +103,7 @@ def journey_in_jax(env: JaxEnv, actions: Any) -> Journey:
 
         return jax.lax.scan(step, env.reset(env_ids), (actions, env.noise(env_ids, 1, NUM_STEPS)))[1]
 
-    program = jax.jit(travel, compiler_options=QUICKLY)
+    program = jax.jit(travel)
     qpos, qvel, transitions = program(jnp.arange(NUM_ENVS, dtype=jnp.int32), actions)
     journey = {"qpos": qpos, "qvel": qvel} | {name: getattr(transitions, name) for name in NAMES}
     for group in GROUPS:

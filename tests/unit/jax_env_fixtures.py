@@ -15,9 +15,6 @@ from lockstep.envs.config import EnvConfig
 from lockstep.envs.jax_env import EnvState, JaxEnv, Transition
 from lockstep.sim.analytic import PureAnalyticEngine
 
-QUICKLY = {"xla_backend_optimization_level": "0"}
-"""Options of ``jax.jit`` for programs that are long to compile and short to run; they change rounding alone."""
-
 needs_warp = pytest.mark.skipif(
     importlib.util.find_spec("warp") is None, reason="needs Warp: pip install 'mujoco-mjx[warp]'"
 )

@@ -19,7 +19,7 @@ pytest.importorskip("mujoco.mjx")
 jnp = jax.numpy
 
 from lockstep.sim.mjx import MjxEngine, MjxWarpEngine, make_pure_engine  # noqa: E402
-from tests.unit.jax_env_fixtures import IMPLEMENTATIONS, QUICKLY, needs_warp  # noqa: E402
+from tests.unit.jax_env_fixtures import IMPLEMENTATIONS, needs_warp  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -54,7 +54,7 @@ class Run:
         self.engine = {"jax": MjxEngine, "warp": MjxWarpEngine}[implementation](self.model, DECIMATION, dtype)
         # Two batches of one program: envs may be batched by whoever uses the engine, too.
         steps = jax.vmap(self._steps, in_axes=(0, 0, 1, 1), out_axes=(0, 0, 1, 1))
-        self._program = jax.jit(steps, compiler_options=QUICKLY)
+        self._program = jax.jit(steps)
         random = np.random.default_rng(1)
         self.qpos = random.uniform(-0.4, 0.4, (NUM_ENVS, 1)).astype(dtype).astype(float)
         self.qvel = random.normal(size=(NUM_ENVS, 1)).astype(dtype).astype(float)
