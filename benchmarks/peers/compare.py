@@ -16,19 +16,14 @@ Each peer gets an environment of its own, ``benchmarks/peers/.venv/<peer>``, mad
 import argparse
 import json
 import os
-import shlex
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from datetime import date
 
 from contenders import CONTENDERS, FOLDER, REPOSITORY, Worker, python_of
-from report import Round, as_markdown, as_text, ratios, table
+from report import Round, as_markdown, as_text, facts_of_run, ratios, table
 from workload import Workload
-
-from lockstep.core.environment import describe
 
 DEFAULT_SIDES = ("lockstep", "rsl_rl", "rsl_rl_same_env")
 FLOPS_TOLERANCE = 0.1  # what is multiplied once more for the last values of a rollout differs
@@ -115,20 +110,10 @@ def gather_facts(
     arguments: argparse.Namespace, workers: Sequence[Worker], workload: Workload, load: float
 ) -> dict[str, str]:
     """Return what the numbers depend on."""
-    versions: dict[str, str] = {}
-    for worker in workers:
-        versions |= worker.description["versions"]
-    machine = describe()
-    hardware = machine["hardware"]
-    git = machine["git"]["lockstep"] or {"commit": "unknown", "dirty": False}
     kept = [worker.name for worker in workers if worker.description["keep_large_buffers"]]
-    return {
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", "benchmarks/peers/compare.py", *sys.argv[1:]]),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "commit": git["commit"] + (" with changes" if git["dirty"] else ""),
-        "CPU": f"{hardware['cpu']}, one core of {hardware['num_cores']} (number {arguments.core})",
-        "load of the host": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after",
+    versions = [worker.description["versions"] for worker in workers]
+    facts = facts_of_run("compare.py", versions, load, arguments.core)
+    return facts | {
         "workload": ", ".join(f"{name} {value}" for name, value in asdict(workload).items()),
         "equal work": ", ".join(
             f"{name} {value}" for name, value in workers[0].description["work"].items() if name != "matrix_gflops"

@@ -1,8 +1,15 @@
-"""From the rounds of a comparison to its table."""
+"""From what sides have done to what is written: facts and tables."""
 
+import os
+import shlex
 import statistics
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
+
+from lockstep.core.environment import describe
 
 Round = dict[str, Any]  # as worker.run_round gives it
 
@@ -55,6 +62,28 @@ def table(rounds: dict[str, list[Round]]) -> list[list[str]]:
         speeds = [Spread.of(steps_per_s(own, clock)).show(",.0f") for clock in ("wall_s", "cpu_s")]
         rows.append([name, *speeds, *compared, f"{own[-1]['episode_length']:.0f}"])
     return rows
+
+
+def facts_of_run(script: str, versions: Iterable[Mapping[str, str]], load: float, core: int) -> dict[str, str]:
+    """Return what the numbers of any comparison depend on.
+
+    Args:
+        script: beside this file, which is running.
+        versions: of what each side uses.
+        load: of the host before it all began.
+        core: number of the core that all sides share.
+    """
+    machine = describe()
+    hardware, git = machine["hardware"], machine["git"]["lockstep"] or {"commit": "unknown", "dirty": False}
+    named = {name: version for own in versions for name, version in own.items()}
+    return {
+        "date": date.today().isoformat(),
+        "command": shlex.join(["python", f"benchmarks/peers/{script}", *sys.argv[1:]]),
+        "versions": ", ".join(f"{name} {version}" for name, version in named.items()),
+        "commit": git["commit"] + (" with changes" if git["dirty"] else ""),
+        "CPU": f"{hardware['cpu']}, one core of {hardware['num_cores']} (number {core})",
+        "load of the host": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after",
+    }
 
 
 def as_text(rows: list[list[str]]) -> str:

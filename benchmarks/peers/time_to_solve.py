@@ -11,18 +11,14 @@ next. The order of the sides turns with every seed.
 import argparse
 import json
 import os
-import shlex
-import sys
 from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from typing import Any
 
 from contenders import CONTENDERS, FOLDER, REPOSITORY, Worker, python_of
-from report import Spread
+from report import Spread, facts_of_run
 from workload import Workload
-
-from lockstep.core.environment import describe
 
 LENGTH, MAX_ITERATIONS = 475.0, 300
 
@@ -64,20 +60,9 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def as_markdown(arguments: argparse.Namespace, results: dict[str, list[dict[str, Any]]], load: float) -> list[str]:
-    machine = describe()
-    git = machine["git"]["lockstep"] or {"commit": "unknown", "dirty": False}
-    versions: dict[str, str] = {}
-    for own in results.values():
-        versions |= own[0]["versions"]
-    facts = {
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", "benchmarks/peers/time_to_solve.py", *sys.argv[1:]]),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "commit": git["commit"] + (" with changes" if git["dirty"] else ""),
-        "CPU": f"{machine['hardware']['cpu']}, one core of {machine['hardware']['num_cores']}",
-        "load of the host": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after",
-        "seeds": ", ".join(map(str, arguments.seeds)),
-    }
+    versions = [own[0]["versions"] for own in results.values()]
+    facts = facts_of_run("time_to_solve.py", versions, load, arguments.core)
+    facts["seeds"] = ", ".join(map(str, arguments.seeds))
     lines = ["# Time to solve cartpole_classic on one core", "", "A cell reads: median over seeds (lowest .. highest)."]
     lines += ["", *(f"- {name}: {value}" for name, value in facts.items()), ""]
     lines += [
