@@ -27,7 +27,7 @@ from workload import Workload
 
 DEFAULT_SIDES = ("lockstep", "rsl_rl", "rsl_rl_same_env")
 FLOPS_TOLERANCE = 0.1  # what is multiplied once more for the last values of a rollout differs
-SOLVED = 450.0  # of 500 steps of an episode
+LEARNED = 450.0  # of 500 steps of an episode: so many, or twice as many as at first
 
 
 def check_work(workers: Sequence[Worker], rounds: dict[str, list[Round]], workload: Workload) -> None:
@@ -51,7 +51,7 @@ def check_work(workers: Sequence[Worker], rounds: dict[str, list[Round]], worklo
             if each["optimizer_steps"] != each["num_iterations"] * steps:
                 raise SystemExit(f"{worker.name} took {each['optimizer_steps']} optimizer steps, not as many as asked")
         before, after = worker.description["first_episode_length"], own[-1]["episode_length"]
-        if after < min(2.0 * before, SOLVED):
+        if after < min(2.0 * before, LEARNED):
             raise SystemExit(f"{worker.name} did not learn: episode length {before:.0f} before, {after:.0f} after")
 
 
@@ -110,11 +110,13 @@ def gather_facts(
     arguments: argparse.Namespace, workers: Sequence[Worker], workload: Workload, load: float
 ) -> dict[str, str]:
     """Return what the numbers depend on."""
+    differing = {name: CONTENDERS[name].differs for name in arguments.sides if CONTENDERS[name].differs}
     kept = [worker.name for worker in workers if worker.description["keep_large_buffers"]]
     versions = [worker.description["versions"] for worker in workers]
     facts = facts_of_run("compare.py", versions, load, arguments.core)
     return facts | {
         "workload": ", ".join(f"{name} {value}" for name, value in asdict(workload).items()),
+        "different in that": "; ".join(f"{name}: {how}" for name, how in differing.items()) or "no side",
         "equal work": ", ".join(
             f"{name} {value}" for name, value in workers[0].description["work"].items() if name != "matrix_gflops"
         )
@@ -152,7 +154,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="number of the core all share")
     parser.add_argument("--sides", nargs="+", choices=tuple(CONTENDERS), default=list(DEFAULT_SIDES))
     parser.add_argument("--no_normalize_observations", action="store_true", help="on every side")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/peers/results/<date>.json and .md")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/peers/results/<date>[_<sides>].json and .md"
+    )
     arguments = parser.parse_args()
     if arguments.core not in os.sched_getaffinity(0):
         parser.error(f"core {arguments.core} may not be used; allowed: {sorted(os.sched_getaffinity(0))}")

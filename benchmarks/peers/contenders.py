@@ -17,11 +17,15 @@ REPOSITORY = FOLDER.parents[1]
 
 @dataclass(frozen=True)
 class Contender:
-    """A library, the env it trains in, and whether glibc was told to keep large buffers (as lockstep does)."""
+    """A library, the env it trains in, and whether glibc was told to keep large buffers (as lockstep does).
+
+    ``differs`` is what it does otherwise than the workload says.
+    """
 
     library: str
     env: str = "same"
     keep_large_buffers: bool = True
+    differs: str = ""
 
 
 CONTENDERS = {
@@ -31,7 +35,7 @@ CONTENDERS = {
     "rsl_rl": Contender("rsl_rl", env="lean"),
     "rsl_rl_same_env": Contender("rsl_rl"),
     "rsl_rl_default_malloc": Contender("rsl_rl", env="lean", keep_large_buffers=False),
-    "brax": Contender("brax", env="lean"),
+    "brax": Contender("brax", env="lean", differs="fixed learning rate, rewards x 0.1, values not clipped"),
 }
 
 

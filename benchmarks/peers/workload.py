@@ -8,7 +8,7 @@ NUM_EVALUATION_EPISODES = 128
 
 @dataclass(frozen=True)
 class Workload:
-    """One PPO training of ``cartpole_classic`` with continuous actions; equal on all sides."""
+    """One PPO training of ``cartpole_classic`` with continuous actions; ``contenders.py`` says who differs in what."""
 
     num_envs: int = 4096
     num_steps_per_env: int = 24
