@@ -100,7 +100,8 @@ class RankMesh:
                 ``jax.lax`` are still compiled, unless called within ``jax.disable_jit()``. Nothing is donated then.
                 For one process only.
 
-        JAX returns from a call before it is done, but not where a process has several CPU devices: there it would hang.
+        A call returns before it is done, as JAX's do; where a process has several CPU devices, once it is: they would
+        hang otherwise.
 
         Raises:
             UsageError: ``enable_jit`` is False and there are several processes; or, when the function is first called
@@ -220,7 +221,10 @@ class RankMesh:
 
 
 class _OnCpus:
-    """A compiled function on several CPU devices: when it is first traced its collectives are checked."""
+    """A compiled function on several CPU devices.
+
+    Its collectives are checked when it is first traced, and each call is waited for if it must be.
+    """
 
     def __init__(self, compiled: Any, must_wait: bool) -> None:
         self._compiled, self._must_wait = compiled, must_wait
