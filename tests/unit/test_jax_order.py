@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from lockstep.core.errors import UsageError
-from lockstep.distributed.jax import REPLICATED, SHARDED, Moments, after, make_mesh, merge_over_ranks, pmax, psum
+from lockstep.distributed.jax import (
+    REPLICATED,
+    SHARDED,
+    Moments,
+    after,
+    make_mesh,
+    merge_over_ranks,
+    pmax,
+    psum,
+    shmap_map,
+    shmap_vmap,
+)
 from tests.unit.jax_fixtures import ranks_of
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -96,6 +107,13 @@ def test_the_message_names_both_and_the_mend() -> None:
     place = r"\S*test_jax_order\.py:\d+ \(.*?\)"
     assert re.match(rf"the loop at {place} with its psum at {place} and psum at {place} don't ", str(caught.value))
     assert "after(values, result)" in str(caught.value)
+
+
+@pytest.mark.parametrize("over_rows", [shmap_vmap, shmap_map])
+def test_populations_are_refused_too(over_rows: Any) -> None:
+    apart = over_rows(lambda row: (looped(row[None]), psum(row)), ranks_of(2), SHARDED, SHARDED)
+    with pytest.raises(UsageError, match=r"the loop at .* and psum at .* don't depend on one another"):
+        apart(np.ones((4, 2)))
 
 
 def test_one_device_may_do_as_it_likes() -> None:

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from lockstep.core.errors import UsageError
 from lockstep.distributed.jax_collectives import AXIS_NAME, Tree, all_gather
 from lockstep.distributed.jax_eager import eager
-from lockstep.distributed.jax_order import require_order
+from lockstep.distributed.jax_order import mixes_up, require_order
 from lockstep.distributed.jax_placement import name_of, place, put_on, read, without_keys
 from lockstep.distributed.jax_waiting import must_wait, waited
 
@@ -113,8 +113,7 @@ class RankMesh:
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
         layouts = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), out_specs)
         compiled = jax.jit(mapped, donate_argnums=donate, out_shardings=layouts)
-        is_cpu = all(device.platform == "cpu" for device in self.mesh.devices.flat)
-        return _OnCpus(compiled, must_wait(self.mesh)) if is_cpu and self.num_ranks > 1 else compiled
+        return _OnCpus(compiled, must_wait(self.mesh)) if mixes_up(self.mesh) else compiled
 
     def replicate(self, tree: Tree) -> Tree:
         """Return global arrays of which every rank has a copy.

@@ -19,6 +19,7 @@ from typing import Any
 
 from jax._src import source_info_util
 from jax.extend import core
+from jax.sharding import Mesh
 
 from lockstep.core.errors import UsageError
 
@@ -56,6 +57,11 @@ class _Level:
                 )
         self.events.append(_Event(words, is_loop, follows))
         return 1 << (len(self.events) - 1)
+
+
+def mixes_up(mesh: Mesh) -> bool:
+    """Return whether the devices of a mesh could mix collectives up: several CPU devices."""
+    return mesh.size > 1 and all(device.platform == "cpu" for device in mesh.devices.flat)
 
 
 def require_order(program: core.ClosedJaxpr) -> None:

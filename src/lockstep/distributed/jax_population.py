@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from lockstep.distributed.jax_collectives import Tree
 from lockstep.distributed.jax_mesh import REPLICATED, RankMesh, plain_mesh
-from lockstep.distributed.jax_order import collectives_of
+from lockstep.distributed.jax_order import collectives_of, mixes_up, require_order
 from lockstep.distributed.jax_placement import name_of, place
 from lockstep.distributed.jax_waiting import must_wait, waited
 
@@ -43,6 +43,7 @@ def shmap_vmap(
     Raises:
         ValueError: the specs split nothing, or not the first axis, or arguments have different numbers of rows; or rows
             would have to be repeated, and would count in a collective of ``fn`` or might in a result without rows.
+        UsageError: on several CPU devices ``fn`` has collectives that they could mix up; see ``after``.
     """
 
     def over_rows(*arguments: Any) -> Any:
@@ -71,7 +72,7 @@ def shmap_map(
         check_vma: see there.
 
     Raises:
-        ValueError: as ``shmap_vmap``, and if ``out_specs`` has a result without rows.
+        ValueError, UsageError: as ``shmap_vmap``, and if ``out_specs`` has a result without rows.
     """
     if not all(_is_split(spec) for spec in jax.tree.leaves(out_specs)):
         raise ValueError(
@@ -101,9 +102,12 @@ def _over_devices(over_rows: Function, mesh: Mesh, in_specs: Any, out_specs: Any
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(num_repeated: int, *arguments: Any) -> Any:
+        program = jax.make_jaxpr(mapped)(*arguments)
+        if mixes_up(mesh):
+            require_order(program)
         if num_repeated == 0:
             return mapped(*arguments)
-        first = next(collectives_of(jax.make_jaxpr(mapped)(*arguments).jaxpr), None)
+        first = next(collectives_of(program.jaxpr), None)
         if first is not None:
             raise ValueError(
                 f"{devices_per_axis} devices don't divide the rows, and repeated rows would count in {first}; give a "
