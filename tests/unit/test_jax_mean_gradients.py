@@ -66,6 +66,11 @@ def test_a_rank_with_bad_sums_or_another_bad_tensor_is_named(num_ranks: int) -> 
     assert mean.flat.tolist() == pytest.approx([1.0, 6.0])
 
 
+def test_weights_may_add_up_to_less_than_one() -> None:
+    of_a_quarter = mean_gradients({"a": jnp.array([0.5])}, jnp.array([1.0]), jnp.array(0.25), jnp.zeros((), bool))
+    assert (of_a_quarter.flat.tolist(), of_a_quarter.riders.tolist()) == ([2.0], [4.0])
+
+
 def test_without_samples_means_are_zero() -> None:
     mean = mean_gradients({"a": jnp.zeros(2)}, jnp.zeros(1), jnp.zeros(()), jnp.zeros((), bool))
     assert mean.flat.tolist() == [0.0, 0.0]

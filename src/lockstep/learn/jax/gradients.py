@@ -35,7 +35,8 @@ def mean_gradients(gradients: Any, riders: jax.Array, count: jax.Array, is_bad: 
     is_bad = is_bad | ~jnp.isfinite(sums).all()
     flags = jnp.where(jnp.arange(num_ranks, dtype=jnp.int32) == axis_index(), is_bad, False)
     reduced = psum(jnp.concatenate((sums, flags.astype(flat.dtype))))
-    means = reduced[: sums.shape[0] - 1] / jnp.maximum(reduced[sums.shape[0] - 1], 1.0)
+    total = reduced[sums.shape[0] - 1]
+    means = reduced[: sums.shape[0] - 1] / jnp.where(total > 0, total, 1.0)
     mean_flat = means[:num_gradients]
     return MeanGradients(
         flat=mean_flat,
