@@ -127,6 +127,18 @@ def test_a_run_goes_on_with_its_algorithm(tmp_path: Path) -> None:
         (("cartpole_swingup", "--num_devices", "2"), "num_devices 2 is a setting of ml_framework jax; leave it out"),
         (("cartpole_swingup", "--enable_jit", "no"), "enable_jit False is a setting of ml_framework jax"),
         (("cartpole_swingup", "--enable_multi_devices=no"), "enable_multi_devices False is a setting of ml_framework"),
+        (
+            ("cartpole_swingup", "--env.mjx.num_contacts", "8"),
+            "of the engine mjx, and engine is auto; use --ml_framework",
+        ),
+        (
+            (*JAX, "--env.mjx.num_constraints", "8"),
+            "env.mjx.num_constraints 8 is a setting of the engine mjx, and engi",
+        ),
+        (
+            (*JAX, "--engine", "mjx", "--env.mjx.num_contacts", "8", "--env.mjx.implementation", "jax"),
+            "env.mjx.num_contacts 8 is a setting of implementation warp, and env.mjx.implementation is jax; leave one",
+        ),
         ((*JAX, "--num_devices", "2", "--enable_multi_devices", "no"), "contradict each other; leave one out"),
     ],
 )

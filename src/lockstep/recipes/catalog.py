@@ -122,11 +122,26 @@ def check_offered(config: TrainConfig) -> None:
         _check_no_jax_settings(config)
     else:
         _require_packages(framework)
-    if config.env.mjx.implementation == "warp" and config.engine != "mjx":
-        raise UsageError(
-            f"env.mjx.implementation warp is a setting of the engine mjx, and engine is {config.engine}; "
-            "use --engine mjx"
-        )
+    _check_mjx_settings(config)
+
+
+def _check_mjx_settings(config: TrainConfig) -> None:
+    mjx = config.env.mjx
+    for name, setting in type(mjx).model_fields.items():
+        value = getattr(mjx, name)
+        if value == setting.default:
+            continue
+        if config.engine != "mjx":
+            with_jax = "" if config.ml_framework == "jax" else "--ml_framework jax "
+            raise UsageError(
+                f"env.mjx.{name} {value} is a setting of the engine mjx, and engine is {config.engine}; "
+                f"use {with_jax}--engine mjx"
+            )
+        if name != "implementation" and mjx.implementation == "jax":
+            raise UsageError(
+                f"env.mjx.{name} {value} is a setting of implementation warp, and env.mjx.implementation is jax; "
+                "leave one of them out"
+            )
 
 
 def _check_algorithm(algorithm: str, framework: str) -> None:
