@@ -1,7 +1,6 @@
 """Envs in JAX for tests: a player who keeps their state and counts their steps."""
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,10 +12,12 @@ import pytest
 from lockstep.core.types import Task
 from lockstep.envs.config import EnvConfig
 from lockstep.envs.jax_env import EnvState, JaxEnv, Transition
+from lockstep.session.mjx_choice import warp_obstacle, warp_versions
 from lockstep.sim.analytic import PureAnalyticEngine
 
 needs_warp = pytest.mark.skipif(
-    importlib.util.find_spec("warp") is None, reason="needs Warp: pip install 'mujoco-mjx[warp]'"
+    warp_obstacle("float32", "cpu", False, *warp_versions()) is not None,
+    reason="needs the version of Warp that MJX asks for: pip install 'mujoco-mjx[warp]'",
 )
 IMPLEMENTATIONS = [
     pytest.param((implementation, dtype), id=f"{implementation}-{dtype}", marks=marks)

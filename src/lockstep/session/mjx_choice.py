@@ -1,5 +1,6 @@
 """Which implementation of MJX steps physics: its own in JAX, or the kernels of MuJoCo Warp."""
 
+import contextlib
 import importlib.metadata
 import re
 from collections.abc import Callable
@@ -24,21 +25,19 @@ def make_mjx_engine(
         UsageError: ``warp`` was asked for and can't be used, or what ``make`` raises.
     """
     on_nvidia = platform != "cpu" and _has_cuda()
-    obstacle = warp_obstacle(dtype, platform, on_nvidia, *_warp_versions())
-    chosen = choose_implementation(settings["implementation"], on_nvidia, obstacle)
-    if settings["implementation"] == "auto" and chosen == "warp":
-        try:
-            return make(**settings | {"implementation": "warp"})
-        except UsageError:  # what Warp can't step MJX's own code may
-            chosen = "jax"
-    return make(**settings | {"implementation": chosen})
+    obstacle = warp_obstacle(dtype, platform, on_nvidia, *warp_versions())
+    *preferred, last = implementations(settings["implementation"], on_nvidia, obstacle)
+    for implementation in preferred:
+        with contextlib.suppress(UsageError):  # what Warp can't step MJX's own code may
+            return make(**settings | {"implementation": implementation})
+    return make(**settings | {"implementation": last})
 
 
-def choose_implementation(asked: str, on_nvidia: bool, obstacle: str | None) -> str:
-    """Return ``jax`` or ``warp``.
+def implementations(asked: str, on_nvidia: bool, obstacle: str | None) -> tuple[str, ...]:
+    """Return those to be tried, ``jax`` and ``warp``, in order.
 
     Args:
-        asked: one of them, or ``auto``: ``warp`` on NVIDIA GPUs if nothing is in its way, else ``jax``.
+        asked: one of them, or ``auto``: on NVIDIA GPUs ``warp`` if nothing is in its way, then ``jax``.
         on_nvidia: the devices are NVIDIA GPUs.
         obstacle: why ``warp`` can't be used, and the mend.
 
@@ -46,10 +45,10 @@ def choose_implementation(asked: str, on_nvidia: bool, obstacle: str | None) -> 
         UsageError: ``warp`` was asked for and can't be used.
     """
     if asked == "auto":
-        return "warp" if on_nvidia and obstacle is None else "jax"
+        return ("warp", "jax") if on_nvidia and obstacle is None else ("jax",)
     if asked == "warp" and obstacle is not None:
         raise UsageError(f"env.mjx.implementation warp can't be used: {obstacle}")
-    return asked
+    return (asked,)
 
 
 def warp_obstacle(dtype: str, platform: str, on_nvidia: bool, installed: str | None, needed: str | None) -> str | None:
@@ -81,7 +80,7 @@ def _has_cuda() -> bool:
         return False
 
 
-def _warp_versions() -> tuple[str | None, str | None]:
+def warp_versions() -> tuple[str | None, str | None]:
     """Return the version of Warp that is installed and the one that MJX is made for; None where there is none."""
     needed = None
     for requirement in importlib.metadata.requires("mujoco-mjx") or ():
