@@ -1,8 +1,10 @@
 """brax's side: its ``ppo.train``, held between two iterations until the next ones are asked for."""
 
+import contextlib
 import functools
 import math
 import threading
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -172,32 +174,30 @@ class BraxSide:
         return jax.lax.scan(one_step, carry, length=self.env.task.max_episode_steps)[0][2]
 
 
-class _seen_by:  # noqa: N801 - a context
-    """While brax builds its program, shows an onlooker the function that is an iteration, and what it is given."""
+@contextlib.contextmanager
+def _seen_by(see: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Show an onlooker the function that is an iteration, and what it is given, when brax first calls it.
 
-    def __init__(self, see: Any) -> None:
-        self.see = see
+    For that ``jax.pmap`` is another one in this process until the context ends.
+    """
+    original = jax.pmap
 
-    def __enter__(self) -> None:
-        self.pmap = ppo.jax.pmap
+    def pmap(function: Any, *arguments: Any, **named: Any) -> Any:
+        compiled = original(function, *arguments, **named)
+        if function.__name__ != "training_epoch":
+            return compiled
+        unseen = [True]
 
-        def pmap(function: Any, *arguments: Any, **named: Any) -> Any:
-            compiled = self.pmap(function, *arguments, **named)
-            if function.__name__ != "training_epoch":
-                return compiled
-            ppo.jax.pmap = self.pmap
-            is_new = True
+        def call(*inputs: Any) -> Any:
+            if unseen:
+                unseen.clear()
+                see(compiled, inputs)
+            return compiled(*inputs)
 
-            def call(*inputs: Any) -> Any:
-                nonlocal is_new
-                if is_new:
-                    self.see(compiled, inputs)
-                    is_new = False
-                return compiled(*inputs)
+        return call
 
-            return call
-
-        ppo.jax.pmap = pmap
-
-    def __exit__(self, *_: object) -> None:
-        ppo.jax.pmap = self.pmap
+    jax.pmap = pmap
+    try:
+        yield
+    finally:
+        jax.pmap = original

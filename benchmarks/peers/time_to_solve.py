@@ -63,7 +63,8 @@ def as_markdown(arguments: argparse.Namespace, results: dict[str, list[dict[str,
     versions = [own[0]["versions"] for own in results.values()]
     facts = facts_of_run("time_to_solve.py", versions, load, arguments.core)
     facts["seeds"] = ", ".join(map(str, arguments.seeds))
-    lines = ["# Time to solve cartpole_classic on one core", "", "A cell reads: median over seeds (lowest .. highest)."]
+    lines = ["# Time to solve cartpole_classic on one core", "", "A cell reads: median over seeds (lowest .. highest);"]
+    lines.append(f"a seed that has not solved it counts as long as it tried, {MAX_ITERATIONS} iterations.")
     lines += ["", *(f"- {name}: {value}" for name, value in facts.items()), ""]
     lines += [
         "| side | solved | s from the start of the process | of these until the first iteration is done | env steps |"
