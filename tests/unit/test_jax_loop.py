@@ -156,6 +156,22 @@ def vector_metric(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
     return after, metrics | {"two": after.replicated["speed"][:1]}
 
 
+def word_as_metric(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
+    after, metrics = Drift.step(self, state)
+    return after, metrics | {"mood": "good"}
+
+
+def no_value(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
+    after, metrics = Drift.step(self, state)
+    return after, metrics | {"mood": None}
+
+
+def numbered_metric(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
+    after, metrics = Drift.step(self, state)
+    by_number: Any = {3: 1.0}
+    return after, metrics | by_number
+
+
 def unreduced_state(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
     after, metrics = Drift.step(self, state)
     return after._replace(replicated=after.replicated | {"speed": after.sharded.distance.sum(0)[:1]}), metrics
@@ -199,6 +215,9 @@ def nothing(self: Drift, state: TrainState) -> tuple[TrainState, Metrics]:
     [
         (unreduced_metric, "Broken.step() gives the metric mine as each rank has it, not reduced over ranks; use psum"),
         (vector_metric, "Broken.step() gives the metric two of shape (1,); reduce it to a scalar"),
+        (word_as_metric, "Broken.step() gives the metric mood as a str; it must be a number, NaN for no value"),
+        (no_value, "Broken.step() gives the metric mood as a NoneType; it must be a number, NaN for no value"),
+        (numbered_metric, "Broken.step() gives a metric by the name 3; name it by a string"),
         (unreduced_state, "Broken.step() gives replicated.speed as each rank has it, not the same on all; reduce it"),
         (
             other_dtype,

@@ -92,7 +92,7 @@ class Packer:
             signals: ``(1, len(SIGNALS))``, this rank's.
 
         Raises:
-            UsageError: a metric is no scalar, or not the same on all ranks, or these are no metrics.
+            UsageError: a metric is no number or no scalar, or not the same on all ranks, or these are no metrics.
         """
         if not isinstance(metrics, Mapping):
             raise UsageError(f"{self._name}() gives a {type(metrics).__name__}; it must give a dict of metrics")
@@ -100,6 +100,7 @@ class Packer:
         nonfinite = scalars.pop(NONFINITE, None)
         parts = []
         for name, value in scalars.items():
+            self._require_number(name, value)
             if jnp.shape(value):
                 raise UsageError(
                     f"{self._name}() gives the metric {name} of shape {jnp.shape(value)}; reduce it to a scalar"
@@ -131,6 +132,15 @@ class Packer:
         }
         shape = (self._num_ranks, -1) if signals.size else (0, len(SIGNALS))
         return Packed(metrics, nonfinite.reshape(self._num_ranks, -1) > 0, signals.reshape(shape))
+
+    def _require_number(self, name: object, value: Any) -> None:
+        if not isinstance(name, str):
+            raise UsageError(f"{self._name}() gives a metric by the name {name!r}; name it by a string")
+        if not isinstance(value, (jax.Array, numpy.ndarray, numpy.generic, bool, int, float)):
+            raise UsageError(
+                f"{self._name}() gives the metric {name} as a {type(value).__name__}; it must be a number, NaN for no "
+                "value"
+            )
 
     def _require_replicated(self, name: str, value: Any) -> None:
         if differs(value):
