@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from lockstep.distributed.local_devices import has_cuda_plugin
 from tests.multiproc.commands import own_environment
 
 pytest.importorskip("jax")
@@ -32,3 +34,24 @@ def test_a_script_keeps_the_devices_that_it_has_asked_for(
     joined = subprocess.run(command, capture_output=True, text=True, env=own_environment({}), timeout=120, check=False)
     assert joined.returncode == 0, joined.stderr
     assert joined.stdout.split() == [str(made), str(num_ranks)]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("JAX_PLATFORMS", "cuda", "device 'auto' was asked for and JAX has none (JAX_PLATFORMS is 'cuda')"),
+        ("JAX_NUM_CPU_DEVICES", "many", 'JAX refuses the environment: Invalid value "many" for JAX flag jax_num_cpu'),
+        ("JAX_ENABLE_X64", "maybe", "JAX refuses the environment: invalid truth value 'maybe' for environment"),
+    ],
+)
+def test_a_variable_that_jax_refuses_is_one_line(variable: str, value: str, words: str, tmp_path: Path) -> None:
+    if variable == "JAX_PLATFORMS" and has_cuda_plugin():
+        pytest.skip("JAX has what it needs for GPUs here")
+    command = [sys.executable, "-m", "lockstep", "train", "cartpole_classic", "--ml_framework", "jax"]
+    environment = own_environment({variable: value})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert words in done.stderr
+    assert not (tmp_path / "logs").exists()

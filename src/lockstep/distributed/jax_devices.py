@@ -77,8 +77,8 @@ def choose_devices(device: str, num_devices: int) -> list[Any]:
     kind, _, index = device.partition(":")
     try:
         found = jax.devices() if kind == "auto" else jax.devices(kind)
-    except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform of JAX_PLATFORMS has started
+        reason = str(error).strip().partition("\n")[0] or f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS')!r}"
         raise UsageError(f"device {device!r} was asked for and JAX has none ({reason}); use --device cpu") from None
     if kind == "auto" and found[0].platform == "cpu" and given_gpu() is not None and has_cuda_plugin():
         # Its peers may well compute on their GPUs: this rank must not become the slow one without a word.

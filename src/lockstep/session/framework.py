@@ -192,5 +192,10 @@ def _is_folder_of_jax(path: Path) -> bool:
 
 
 def _load(name: str) -> Framework:
-    framework: Framework = load(FRAMEWORKS.get(name).framework)
+    try:
+        framework: Framework = load(FRAMEWORKS.get(name).framework)
+    except ValueError as error:  # what JAX raises while it is imported, for a variable of its own
+        if "JAX" not in str(error):
+            raise
+        raise UsageError(f"JAX refuses the environment: {error}; mend or unset that variable") from None
     return framework
