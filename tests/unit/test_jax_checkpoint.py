@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,21 @@ from lockstep.learn.torch import checkpoint as torch_checkpoint
 from tests.unit.jax_training_fixtures import array_differences
 
 HEADER = "lockstep.json"
+FULL_DISK = """
+import sys
+from pathlib import Path
+
+import numpy as np
+from lockstep.learn.jax import checkpoint
+
+noise = np.random.default_rng(0).normal(size=(40, 2000))
+content = {"sharded": {}, "replicated": {str(row): noise[row] for row in range(40)}, "iteration": 1}
+for number in range(3):
+    try:
+        checkpoint.save(content, Path(sys.argv[1]) / str(number))
+    except OSError as error:
+        print(error.errno, end=" ")
+"""
 
 
 def arrays(num_envs: int = 3) -> dict[str, Any]:
@@ -137,6 +153,23 @@ def test_a_full_disk_is_a_refusal_of_the_disk(tmp_path: Path) -> None:
         run.save_checkpoint(8, checkpoint.snapshot(plain() | arrays()))
         assert [path.name for path in run.checkpoints()] == ["model_8"]
         run.close()
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("size", ["24k", "60k"])  # where orbax makes its folders, and while it writes arrays
+def test_a_save_that_fails_says_nothing_itself(size: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    try:
+        # In a process of its own: pytest takes such hooks for itself.
+        done = subprocess.run(
+            [sys.executable, "-c", FULL_DISK, str(folder)], capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "28 28 28 ", "")
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 

@@ -8,8 +8,10 @@ The sums are checked before any library reads an array, so that damaged bytes ar
 
 import hashlib
 import json
+import logging
 import os
 import re
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +39,8 @@ _REQUIRED = {
 }
 _ARRAYS_FOLDER = "arrays"
 _OS_ERROR = re.compile(r"(?:os_error_code='|\[OS error )(\d+)")  # as tensorstore words a refusal of the system
+
+_is_said_once = False
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -116,6 +120,7 @@ def _own(array: Any) -> numpy.ndarray:
 
 
 def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    _say_once()
     try:
         _checkpointer().save(path, arrays)
     except Exception as error:
@@ -124,6 +129,23 @@ def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
             raise
         number = int(refusal[1])
         raise OSError(number, os.strerror(number)) from error
+
+
+def _say_once() -> None:
+    """Keep off the screen what the threads of a failing save say: ``save`` raises the cause, and that is told."""
+    global _is_said_once
+    if _is_said_once:
+        return
+    _is_said_once = True
+    logging.getLogger("absl").addFilter(lambda record: "_SignalingThread.run()" not in str(record.msg))
+    show = sys.unraisablehook
+
+    def show_others(unraisable: Any) -> None:
+        # Writes that were on their way when another one failed end after that, and find nobody who waits for them.
+        if unraisable.object is not None or str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = show_others
 
 
 def _checkpointer() -> Any:
