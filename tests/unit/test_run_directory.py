@@ -240,6 +240,19 @@ class TestCheckpoints:
         assert everything(run.path) == before
         assert latest_checkpoint(run.path).read_text() == "whole"
 
+    def test_what_a_failed_save_wrote_too_late_goes_with_the_next(self, run: RunDirectory) -> None:
+        late: list[Path] = []
+
+        def fail(temporary: Path) -> None:
+            late.append(temporary / "arrays")
+            raise OSError(28, "No space left on device")
+
+        with pytest.raises(RunError):
+            run.save_checkpoint(1, fail)
+        late[0].mkdir(parents=True)  # as threads of orbax do that nobody waits for
+        run.save_checkpoint(2, lambda temporary: temporary.write_text("whole"))
+        assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == ["latest", "model_2.pt"]
+
     @pytest.mark.parametrize("damage", ["missing", "dangling"])
     def test_without_the_link_the_newest_counts(self, run: RunDirectory, damage: str) -> None:
         for iteration in (9, 10):

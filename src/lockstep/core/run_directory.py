@@ -192,6 +192,7 @@ class RunDirectory:
         folder = self.path / "checkpoints"
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)  # somebody may have tidied up
+            remove_leftovers(folder)  # of a save that failed while a library's threads still wrote
         path = replace_checkpoint(folder / f"model_{iteration}", write)
         replace_link(folder / "latest", path.name)  # without it the newest file counts
         self._checkpoint = path
