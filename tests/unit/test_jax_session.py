@@ -140,6 +140,20 @@ def test_checkpoints_of_the_other_framework_are_named(run: Path, torch_checkpoin
     assert not Path("logs").exists()
 
 
+def test_what_is_no_checkpoint_is_not_called_one_of_torch(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=r"is not a lockstep checkpoint: it has no lockstep\.json"):
+        lockstep.train(config_with(), checkpoint=tmp_path)
+    copy = Path(shutil.copytree(run, tmp_path / "copy", symlinks=True))
+    (copy / "checkpoints" / "model_3").write_text("text")
+    (copy / "checkpoints" / "latest").unlink()
+    assert lockstep.train(config_with(max_iterations=3), resume=copy).run_path == copy
+    assert "model_3 is no folder" in capsys.readouterr().err
+    attempts = json.loads((copy / "run.json").read_text())["attempts"]
+    assert [attempt["iteration"] for attempt in attempts] == [0, 2]
+
+
 def test_a_checkpoint_knows_its_framework(run: Path, torch_checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(run / "checkpoints" / "model_2")
     names = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -180,7 +181,9 @@ def framework_of_checkpoint(path: Path) -> Framework:
 def require_same_framework(path: Path, config: TrainConfig) -> None:
     """Raise UsageError if a checkpoint is of another framework than the config asks for."""
     found, wanted = framework_of_checkpoint(path).name, config.ml_framework
-    if found != wanted and exists(path):
+    # What is of no kind is not torch's for that: the framework that is asked for says what is wrong with it.
+    is_known = found != "torch" or zipfile.is_zipfile(path)
+    if found != wanted and is_known and exists(path):
         raise UsageError(f"checkpoint {path} is of framework '{found}', not {wanted}; use --ml_framework {found}")
 
 
