@@ -18,6 +18,7 @@ from lockstep.distributed.jax_collectives import (
     psum,
 )
 from lockstep.distributed.jax_gradients import gradient_update
+from lockstep.distributed.jax_group import init
 from lockstep.distributed.jax_mesh import (
     REPLICATED,
     SHARDED,
@@ -48,6 +49,7 @@ __all__ = [
     "axis_size",
     "get_global_ranks",
     "gradient_update",
+    "init",
     "is_bound",
     "is_dist_initialized",
     "local_parameters",

@@ -15,6 +15,7 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 import socket
 import sys
 import time
@@ -32,7 +33,7 @@ from lockstep.core.blame import Limits
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.network import address_towards, is_loopback
 from lockstep.core.outcome import note_joined
-from lockstep.distributed import jax_abort, jax_programs
+from lockstep.distributed import heartbeat, jax_abort, jax_programs
 from lockstep.distributed.first_exchange import deadline
 from lockstep.distributed.gloo_threads import started_as_batch_work
 from lockstep.distributed.jax_comm import JaxComm, OwnStore, Store
@@ -104,6 +105,25 @@ def join(
     return mesh, comm
 
 
+def init(device: str = "auto", *, num_devices: int = 0, coordinator_address: str | None = None) -> RankMesh:
+    """Meet the other processes of the job, if there are any, and return the mesh of all ranks.
+
+    For scripts that the launcher (``train_multigpu --script``) or torchrun starts; call it before anything else of JAX.
+    In a single process it returns the mesh of its own devices. A second call returns an equal mesh.
+
+    Args:
+        device: see ``join``, as for the others.
+        num_devices: see there.
+        coordinator_address: see there.
+
+    Raises:
+        UsageError, RunError: as ``join``.
+    """
+    heartbeat.begin()
+    mesh, _ = join(device, num_devices=num_devices, coordinator_address=coordinator_address)
+    return mesh
+
+
 def is_set_up() -> bool:
     """Return whether a script has started JAX, or told it of processes or CPU devices otherwise than by variables."""
     options: Any = jax.config
@@ -125,7 +145,7 @@ def _meet(topology: Topology, address: str | None) -> None:
     """Start JAX's coordination service on process 0 and connect all processes to it.
 
     Raises:
-        UsageError: JAX has started already, or torchrun did not start this process.
+        UsageError: JAX has started already, the address is malformed, or torchrun did not start this process.
         RunError: processes are missing.
     """
     global _has_met
@@ -134,6 +154,8 @@ def _meet(topology: Topology, address: str | None) -> None:
             "JAX has started in this process before the ranks could meet; call lockstep.train, or "
             "jax.distributed.initialize, before anything that computes with JAX"
         )
+    if address is not None:
+        _require_host_and_port(address)
     timeout_s = seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
     with beats.exchange("meeting"), contextlib.ExitStack() as held:
         address = _agree_on_address(topology, address, timeout_s, held)
@@ -143,6 +165,16 @@ def _meet(topology: Topology, address: str | None) -> None:
     atexit.register(leave)
     end_at_once_on_failure(is_joined)
     jax_abort.explain(_ServiceStore(jax_distributed.global_state.client).check)
+
+
+def _require_host_and_port(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    is_port = re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535
+    if not is_port or not re.fullmatch(r"[^\s:\[\]]+|\[[^\s\[\]]+\]", host):
+        raise UsageError(
+            f"the coordinator's address {address!r} is not of the form HOST:PORT (an IPv6 address in brackets); give "
+            f"all processes the same {COORDINATOR}"
+        )
 
 
 def _agree_on_address(topology: Topology, address: str | None, timeout_s: float, held: contextlib.ExitStack) -> str:

@@ -16,6 +16,7 @@ from lockstep.distributed.jax_eager import eager
 from lockstep.distributed.jax_order import mixes_up, require_order
 from lockstep.distributed.jax_placement import name_of, place, put_on, read, without_keys
 from lockstep.distributed.jax_waiting import must_wait, waited
+from lockstep.distributed.topology import from_environment
 
 SHARDED = PartitionSpec(AXIS_NAME)
 """Split along the first axis: each rank has rows of its own."""
@@ -31,8 +32,10 @@ def make_mesh(devices: Sequence[jax.Device] | None = None) -> "RankMesh":
     Rank r is the r-th device in that order, on every process.
 
     Raises:
+        UsageError: the launcher or torchrun has started several processes, and they have not met: see ``init``.
         ValueError: there is no device, one comes twice, or none of them is this process's.
     """
+    require_met()
     chosen = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
     if not chosen:
         raise ValueError("a mesh needs at least one device; devices is empty")
@@ -43,6 +46,16 @@ def make_mesh(devices: Sequence[jax.Device] | None = None) -> "RankMesh":
     if all(device.process_index != own for device in chosen):
         raise ValueError(f"process {own} has no device in the mesh; every process must have one, or more")
     return RankMesh(Mesh(numpy.array(chosen), (AXIS_NAME,), axis_types=(AxisType.Auto,)))
+
+
+def require_met() -> None:
+    """Raise UsageError if this process is one of several that have not met: each would train alone, without a word."""
+    topology = from_environment()
+    if topology.world_size > 1 and not jax.distributed.is_initialized():
+        raise UsageError(
+            f"this is process {topology.rank} of {topology.world_size} (RANK, WORLD_SIZE), and JAX knows of none but "
+            "itself; call init() of lockstep.distributed.jax, or jax.distributed.initialize, before all else of JAX"
+        )
 
 
 @dataclass(frozen=True)

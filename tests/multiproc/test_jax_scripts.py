@@ -1,0 +1,53 @@
+"""A script of the user's own that uses JAX: its processes meet, or are refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multiproc.commands import lockstep, own_environment
+
+SCRIPT = """
+import sys
+
+import numpy as np
+
+from lockstep.distributed.jax import REPLICATED, SHARDED, get_global_ranks, init, make_mesh, psum
+
+ranks = init(num_devices=2) if "meet" in sys.argv else make_mesh()
+assert init() == ranks
+total = ranks.compile(lambda rows: psum(rows.sum()), SHARDED, REPLICATED)(ranks.shard(np.arange(4.0)))
+print(ranks.num_ranks, *get_global_ranks(), ranks.to_host(total))
+"""
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+ALONE = "JAX knows of none but itself; call init() of lockstep.distributed.jax, or jax.distributed.initialize, before"
+
+
+@pytest.fixture(autouse=True)
+def _script() -> None:
+    Path("script.py").write_text(SCRIPT)
+
+
+def test_processes_of_the_launcher_meet() -> None:
+    done = lockstep("train_multigpu", "--num_gpus", "2", "--device", "cpu", "--script", "script.py", "meet")
+    assert done.returncode == 0, done.stderr
+    assert "4 0 1 6.0" in done.stdout
+
+
+def test_processes_that_have_not_met_are_refused() -> None:
+    started = subprocess.run(
+        [*TORCHRUN, "script.py"], capture_output=True, text=True, timeout=120, env=own_environment({}), check=False
+    )
+    assert started.returncode != 0
+    assert f"process 0 of 2 (RANK, WORLD_SIZE), and {ALONE}" in started.stderr
+
+
+def test_one_process_needs_nobody() -> None:
+    for arguments, said in (["meet"], "2 0 1 6.0"), ([], "1 0 6.0"):
+        command = [sys.executable, "script.py", *arguments]
+        alone = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=own_environment({}), check=False
+        )
+        assert alone.returncode == 0, alone.stderr
+        assert said in alone.stdout
