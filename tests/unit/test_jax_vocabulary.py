@@ -169,6 +169,27 @@ def test_the_mean_of_a_plain_number_makes_nothing_wider(number: Any) -> None:
     assert found == 220.0
 
 
+def test_a_mean_of_what_is_the_same_already_is_warned_of() -> None:
+    weight = np.ones(1, np.float32)
+
+    def of_a_sum(weight: Any, rows: Any) -> Any:
+        return pmean(jax.grad(lambda weight: (weight * rows).sum())(weight))
+
+    with pytest.warns(UserWarning, match=r"if it is a gradient, .* with respect to local_parameters\(parameters\)"):
+        on_ranks(2, of_a_sum, weight, ROWS, in_specs=(REPLICATED, SHARDED))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_other_means_are_not(recwarn: pytest.WarningsRecorder, check_vma: bool) -> None:
+    def means(weight: Any, rows: Any) -> Any:
+        own = jax.grad(lambda weight: (weight * rows).sum())(local_parameters(weight))
+        return pmean((own, rows.sum(), 2.0, jnp.int32(3)))
+
+    specs: Any = {"in_specs": (REPLICATED, SHARDED), "out_specs": REPLICATED, "check_vma": check_vma}
+    jax.jit(jax.shard_map(means, mesh=ranks_of(2).mesh, **specs))(np.ones(1, np.float32), ROWS)
+    assert [str(each.message) for each in recwarn if "pmean" in str(each.message)] == []
+
+
 def test_an_axis_of_vmap_will_do() -> None:
     def function(row: Any) -> dict[str, Any]:
         return {collective.__name__: collective({"row": row}, "rows")["row"] for collective in COLLECTIVES}

@@ -6,6 +6,7 @@ is one rank: this one.
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,11 @@ Tree = Any
 
 AxisName = str | tuple[str, ...] | None
 """Whom a collective is among; see above."""
+
+_NOTHING_TO_AVERAGE = (
+    "pmean of what is the same on all ranks already, which changes nothing; if it is a gradient, it is the sum over "
+    "all ranks: take it with respect to local_parameters(parameters) instead"
+)
 
 
 def psum(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
@@ -36,7 +42,16 @@ def pmean(tree: Tree, axis_name: AxisName = AXIS_NAME) -> Tree:
 
     Every rank counts as much as every other; see ``gradient_update`` for ranks that have unequal numbers of samples.
     Integers give floats, except where there is no axis. Sums are at least float32, so small dtypes don't overflow.
+
+    Warns of floats that are the same on all ranks already, by JAX's types: there is nothing to average, and a gradient
+    is a sum over ranks then; see ``local_parameters``.
     """
+    # Of types that know what may differ (check_vma=True), a rank's own number does.
+    names = [name for name in _typed(axis_name) if differs(jax.lax.axis_index(name), name)]
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.inexact)]
+    if not all(differs(leaf, name) for leaf in floats for name in names):
+        warnings.warn(_NOTHING_TO_AVERAGE, stacklevel=2)
     return _reduce(_mean, tree, axis_name)
 
 
