@@ -146,6 +146,12 @@ def test_what_does_not_go_together_is_refused(argv: tuple[str, ...], words: str)
     assert words in refused(*argv)
 
 
+def test_several_processes_compile() -> None:
+    assert not read([*JAX, "--enable_jit", "no"], 1).config.enable_jit
+    with pytest.raises(UsageError, match="enable_jit False runs operation by operation in one process, and there are"):
+        read([*JAX, "--enable_jit", "no"], 2)
+
+
 def test_engines_follow_framework_and_device() -> None:
     assert engines_of("cartpole_classic", "torch") == engines_of("cartpole_classic", "jax") == ("analytic",)
     assert engines_of("cartpole_balance", "torch") == ("mujoco",)

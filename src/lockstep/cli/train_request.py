@@ -21,7 +21,14 @@ from lockstep.core.config import check_names, combine, groups, load_overlay, mer
 from lockstep.core.errors import UsageError
 from lockstep.distributed import topology
 from lockstep.learn.config import TrainConfig, deal, envs_of_run, ranks_of_run
-from lockstep.recipes.catalog import DEFAULT_ALGORITHM, TASKS, check_distributed, check_offered, recipe_of
+from lockstep.recipes.catalog import (
+    DEFAULT_ALGORITHM,
+    TASKS,
+    check_distributed,
+    check_offered,
+    check_processes,
+    recipe_of,
+)
 from lockstep.session.attempts import Resume, run_of_launch, ways_to_start
 from lockstep.session.framework import count_ranks, framework_of
 
@@ -89,6 +96,7 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
     _check_distributed(arguments, world_size)
     checkpoint = path_of(arguments, "checkpoint")
     check_distributed(config, num_ranks)
+    check_processes(config, world_size)
     for way in ways_to_start(checkpoint, resume) if config.runner else ():
         framework_of(config).check_runner(config, world_size, starts_from=way)
     return Request(config, checkpoint, resume)

@@ -108,6 +108,15 @@ def check_distributed(config: TrainConfig, world_size: int) -> None:
     require_distributed(load(TASKS.get(config.task).task), f"task {config.task}", world_size)
 
 
+def check_processes(config: TrainConfig, num_processes: int) -> None:
+    """Raise UsageError if what the config asks for can't be done by several processes."""
+    if not config.enable_jit and num_processes > 1:
+        raise UsageError(
+            f"enable_jit False runs operation by operation in one process, and there are {num_processes}; start one "
+            "with several devices (lockstep train --num_devices), or leave it on"
+        )
+
+
 def check_offered(config: TrainConfig) -> None:
     """Check that this version, and the config's task, have what the config names, and that it is installed.
 

@@ -20,7 +20,7 @@ from lockstep.core.saves import saving
 from lockstep.distributed import heartbeat
 from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
-from lockstep.recipes.catalog import check_distributed, check_offered
+from lockstep.recipes.catalog import check_distributed, check_offered, check_processes
 from lockstep.session.attempts import Resume, attempt_info, look, ways_to_start
 from lockstep.session.framework import Framework, Team, framework_of
 from lockstep.session.loading import go_on, load_weights
@@ -122,6 +122,7 @@ def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> Fram
     for way in ways_to_start(checkpoint, resume):
         framework.check_runner(config, world_size, starts_from=way)
     framework.check(config, world_size)
+    check_processes(config, world_size)
     if num_ranks is not None:
         _checked_shares(config, num_ranks)
     require_logger(config.logger)
