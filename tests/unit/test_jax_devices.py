@@ -36,6 +36,14 @@ def test_a_script_keeps_the_devices_that_it_has_asked_for(
     assert joined.stdout.split() == [str(made), str(num_ranks)]
 
 
+@pytest.mark.parametrize("address", ["banana", "host:", "host:0", "host:65536", "::1", "::1:2000", "a b:2000"])
+def test_an_address_of_the_coordinator_is_host_and_port(address: str) -> None:
+    command = [sys.executable, "-c", "from lockstep.distributed import jax_group; jax_group.join('cpu')"]
+    environment = own_environment({"RANK": "1", "WORLD_SIZE": "2", "JAX_COORDINATOR_ADDRESS": address})
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert f"UsageError: the coordinator's address {address!r} is not of the form HOST:PORT" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
