@@ -126,6 +126,10 @@ def check_offered(config: TrainConfig) -> None:
     framework = config.ml_framework
     _require("rl_library", config.rl_library, ("lockstep",), "this version of lockstep")
     _check_algorithm(config.algorithm, framework)
+    if framework == "torch" and config.engine in {*engines_of(config.task, "jax")} - {
+        *engines_of(config.task, "torch")
+    }:
+        raise UsageError(f"engine {config.engine!r} is one of ml_framework jax; use --ml_framework jax")
     _require("engine", config.engine, ("auto", *engines_of(config.task, framework)), f"task {config.task}", framework)
     if framework == "torch":
         _check_no_jax_settings(config)
