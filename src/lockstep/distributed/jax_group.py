@@ -156,8 +156,6 @@ def _meet(topology: Topology, address: str | None) -> None:
         )
     if address is not None:
         _require_host_and_port(address)
-    if address is not None:
-        _require_host_and_port(address)
     timeout_s = seconds("LOCKSTEP_JOIN_TIMEOUT_S", JOIN_TIMEOUT_S)
     with beats.exchange("meeting"), contextlib.ExitStack() as held:
         address = _agree_on_address(topology, address, timeout_s, held)
@@ -167,16 +165,6 @@ def _meet(topology: Topology, address: str | None) -> None:
     atexit.register(leave)
     end_at_once_on_failure(is_joined)
     jax_abort.explain(_ServiceStore(jax_distributed.global_state.client).check)
-
-
-def _require_host_and_port(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    is_port = re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535
-    if not is_port or not re.fullmatch(r"[^\s:\[\]]+|\[[^\s\[\]]+\]", host):
-        raise UsageError(
-            f"the coordinator's address {address!r} is not of the form HOST:PORT (an IPv6 address in brackets); give "
-            f"all processes the same {COORDINATOR}"
-        )
 
 
 def _require_host_and_port(address: str) -> None:
