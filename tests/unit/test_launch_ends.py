@@ -129,6 +129,13 @@ def test_who_lost_another_rank_is_not_the_cause_even_if_it_says_so_first() -> No
     assert decider is not None and decider.rank == 1
 
 
+@pytest.mark.parametrize("code", [1, 2])
+def test_who_lost_a_rank_that_was_refused_has_not_failed(code: int) -> None:
+    lost = RankEnd(1, 0, 1, RankOutcome(1, 1, "lost another rank in the exchange of JAX's service", time_s=101.0))
+    decider = deciding([ended(0, 0, said=code, at_s=100.0), lost], is_script=False)
+    assert decider is not None and (decider.rank, decider.exit_code) == (0, code)
+
+
 def test_what_ranks_beat_last_is_known_unless_it_is_of_another_start(tmp_path: Path) -> None:
     leave(tmp_path, restart=1, failures=[failure(2, KILLED), failure(3, KILLED)])
     beats.open_beats(tmp_path, 2, 1)

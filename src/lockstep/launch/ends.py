@@ -245,4 +245,6 @@ def _badness(end: RankEnd) -> tuple[int, bool, float, int, int]:
     # The rank's own clock tells the cause from what follows: a rank has noted its failure before its peers notice.
     when_s = end.outcome.time_s if end.outcome and not end.killed_by else end.failed_at_s
     follows = end.severity > 0 and end.outcome is not None and any(words in end.outcome.message for words in LOST)
-    return end.severity, follows, when_s, end.order, end.rank
+    # A rank that is refused leaves the others, who follow: nothing has failed then.
+    severity = max(end.severity, 2) if follows else end.severity
+    return severity, follows, when_s, end.order, end.rank
