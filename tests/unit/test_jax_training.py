@@ -12,7 +12,7 @@ import pytest
 from jax._src.array import ArrayImpl
 
 from lockstep.core import beats
-from lockstep.core.errors import UsageError
+from lockstep.core.errors import RunError, UsageError
 from lockstep.core.types import Array
 from lockstep.distributed.jax import psum
 from lockstep.distributed.jax_mesh import RankMesh
@@ -143,6 +143,34 @@ def test_a_run_goes_on_with_other_ranks(on_one: Any) -> None:
     after = jax.tree.map(lambda rows: rows[padding], training.ranks.unshard(training.state.sharded))
     for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"num_steps": -5}, "gives num_steps -5 in iteration 1; it must be 0 or more"),
+        ({"num_steps": math.nan}, "gives num_steps nan in iteration 1; it must be 0 or more"),
+        ({"env_steps": -1}, "gives env_steps -1 in iteration 1; it must be at least the 0 before"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(metrics: dict[str, float], words: str) -> None:
+    class Miscounting(Sum):
+        def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
+            return super().step(state)[0], {name: jnp.asarray(value) for name, value in metrics.items()}
+
+    with pytest.raises(RunError, match=f"{words}$"):
+        make_drift(1, Miscounting).iterate()
+
+
+def test_the_speed_is_what_was_measured() -> None:
+    class Boasting(Sum):
+        def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
+            after, metrics = super().step(state)
+            return after, metrics | {"steps_per_s": jnp.asarray(-1.0)}
+
+    speed = make_drift(1, Boasting).iterate()["steps_per_s"]
+    assert speed is not None
+    assert speed > 0
 
 
 def test_ids_are_padded_to_the_largest_share() -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy
 
 from lockstep.core import beats
-from lockstep.core.errors import UsageError
+from lockstep.core.errors import RunError, UsageError
 from lockstep.core.interrupts import StopReason
 from lockstep.core.rng import stream_seed
 from lockstep.distributed.jax_comm import JaxComm
@@ -175,14 +175,26 @@ class Training:
 
     def _count(self, metrics: Metrics) -> Metrics:
         """Count an iteration, and return its metrics with the counters in front."""
-        rest = {name: value for name, value in metrics.items() if name not in ("iteration", "env_steps", "num_steps")}
+        own = ("iteration", "env_steps", "num_steps", "steps_per_s")
+        rest = {name: value for name, value in metrics.items() if name not in own}
         before = self.env_steps
-        self.env_steps = int(metrics.get("env_steps") or before + int(metrics.get("num_steps") or 0))
+        self.env_steps = self._env_steps_after(metrics)
         self.iteration += 1
         beats.at_iteration(self.iteration)
         # A rank has its result when all have theirs, so this time is the slowest one's.
         rate = (self.env_steps - before) / max(self._step_s, 1e-9)
         return {"iteration": self.iteration, "env_steps": self.env_steps, "steps_per_s": rate} | rest
+
+    def _env_steps_after(self, metrics: Metrics) -> int:
+        """Return the env steps of all iterations so far, as the algorithm has counted them."""
+        name = "env_steps" if "env_steps" in metrics else "num_steps"
+        value = metrics[name]
+        if value is None or value < (self.env_steps if name == "env_steps" else 0):
+            found = "nan" if value is None else f"{value:g}"
+            least = f"at least the {self.env_steps} before" if name == "env_steps" else "0 or more"
+            words = f"{self.name}.step() gives {name} {found} in iteration {self.iteration + 1}; it must be {least}"
+            raise RunError(words, shared=True)
+        return int(value) if name == "env_steps" else self.env_steps + int(value)
 
     def evaluate(self) -> Metrics:
         """Run the episodes of an evaluation; return its metrics, under ``eval/``."""
