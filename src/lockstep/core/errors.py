@@ -35,3 +35,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known name most like ``name``, or ``""`` when none is close."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return an error in one line: lockstep's own words, or the kind and the first line of any other's.
+
+    Where the rest of a message is another error's traceback (a callback of JAX), its last line says what happened.
+    """
+    first, _, rest = str(error).strip().partition("\n")
+    if isinstance(error, LockstepError):
+        return first
+    words = f"{type(error).__name__}: {first}"
+    if first.endswith("Traceback (most recent call last):") and rest.strip():
+        cause = rest.strip().rpartition("\n")[2].strip()
+        return f"{words.removesuffix('Traceback (most recent call last):').rstrip(': ')}: {cause}"
+    return words

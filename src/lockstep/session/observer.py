@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lockstep.core import beats
-from lockstep.core.errors import LockstepError, RunError
+from lockstep.core.errors import LockstepError, RunError, in_one_line
 from lockstep.core.interrupts import StopReason, StopRequest
 from lockstep.core.metrics import Metrics, MetricsWriter
 from lockstep.core.null_run_directory import NullRunDirectory
@@ -205,9 +205,8 @@ class RunObserver:
     def _fail(self, error: BaseException) -> None:
         with saving(), beats.within("save"):
             self._saver.wait()  # it may be whole in a moment, and is the last
-        reason = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(LockstepError):
-            self._write_progress("failed", reason.partition("\n")[0])
+            self._write_progress("failed", in_one_line(error))
 
     def _write_progress(self, status: Status, reason: str | None = None) -> None:
         with self._writing_progress:
