@@ -212,7 +212,7 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
         (["pendulum", "--num_gpus", "2"], "lockstep train_multigpu TASK --num_gpus N"),
         (["pendulum", "--rl_library", "skrl"], "rl_library 'skrl' is not available"),
         (["pendulum", "--algorithm", "sac"], "algorithm 'sac' is not available"),
-        (["pendulum", "--engine", "mjx"], "engine 'mjx' is not available: task pendulum has auto, analytic, mujoco"),
+        (["pendulum", "--engine", "mjx"], "engine 'mjx' is one of ml_framework jax; use --ml_framework jax"),
         (["pendulum", "--checkpoint="], "--checkpoint needs a path"),
         (["pendulum", "--headless"], "leave it out"),
         (["pendulum", "--load_run", "x"], "--resume RUN_DIR"),

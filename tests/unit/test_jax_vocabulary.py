@@ -39,6 +39,7 @@ each_collective = pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda 
 each_size = pytest.mark.parametrize("num_ranks", NUM_RANKS)
 
 
+@pytest.mark.filterwarnings("ignore:pmean of what is the same")  # as a 2 is that all ranks have
 @each_size
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_reduced_over_ranks_and_the_same_on_all(num_ranks: int, check_vma: bool) -> None:
