@@ -67,3 +67,8 @@ def train_here(**settings: Any) -> Path:
 def ranks_of(run: Path) -> list[tuple[int, int, str]]:
     """Return rank, process and device of every rank of the newest attempt."""
     return [(rank["rank"], rank["process"], rank["device"]) for rank in attempts_of(run)[-1]["ranks"]]
+
+
+def pid_of(run: Path, process: int) -> int:
+    """Return the id of one of the processes of the newest attempt."""
+    return int(next(rank["pid"] for rank in attempts_of(run)[-1]["ranks"] if rank["process"] == process))

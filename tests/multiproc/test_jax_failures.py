@@ -19,7 +19,7 @@ from tests.multiproc.commands import (
     progress_of,
     wait_for,
 )
-from tests.multiproc.jax_jobs import OWN, TASK, TIMEOUT_S, train, with_example
+from tests.multiproc.jax_jobs import OWN, TASK, TIMEOUT_S, pid_of, train, with_example
 
 LAUNCH = ("train_multigpu", "--num_gpus", "2")
 RUNS = Path("logs", TASK)
@@ -32,10 +32,6 @@ def wait_for_iteration(iteration: int, job: Command) -> Path:
         return next((run for run in RUNS.glob("[!.]*") if num_recorded(run) >= iteration), None)
 
     return job.wait_for(found)
-
-
-def pid_of(run: Path, process: int) -> int:
-    return int(next(rank["pid"] for rank in attempts_of(run)[-1]["ranks"] if rank["process"] == process))
 
 
 def ends_within(job: Command, seconds: float) -> bool:
