@@ -126,7 +126,7 @@ def processes_here() -> list[psutil.Process]:
         try:
             if process.pid != os.getpid() and process.cwd() == str(Path.cwd()):
                 found.append(process)
-        except psutil.Error:
+        except (psutil.Error, FileNotFoundError):  # which psutil itself lets through where a process has just gone
             continue
     return found
 

@@ -1,6 +1,7 @@
 """Checkpoint folders of JAX: everything comes back bit for bit, and what is damaged or foreign is told in one line."""
 
 import json
+import logging
 import random
 import shutil
 import subprocess
@@ -172,6 +173,20 @@ def test_a_save_that_fails_says_nothing_itself(size: str, tmp_path: Path) -> Non
         assert (done.returncode, done.stdout, done.stderr) == (0, "28 28 28 ", "")
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["Future", "Task"])
+def test_of_what_nobody_waits_for_only_refused_writes_are_kept_off_the_screen(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint.save(plain() | arrays(), tmp_path / "model_1")
+    logger = logging.getLogger("asyncio")
+    errors = [ValueError("Failed [OS error 28: ENOSPC]"), ValueError("[source os_error_code='28']"), ValueError("own")]
+    for error in errors:
+        logger.error("%s exception was never retrieved", kind, exc_info=error)
+    logger.error("Slow", exc_info=errors[0])
+    told = [(record.message, record.exc_info and record.exc_info[1]) for record in caplog.records]
+    assert told == [(f"{kind} exception was never retrieved", errors[2]), ("Slow", errors[0])]
 
 
 # --- damaged -------------------------------------------------------------------------------------------------------

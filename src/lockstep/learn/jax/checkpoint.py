@@ -138,6 +138,7 @@ def _say_once() -> None:
         return
     _is_said_once = True
     logging.getLogger("absl").addFilter(lambda record: "_SignalingThread.run()" not in str(record.msg))
+    logging.getLogger("asyncio").addFilter(lambda record: not _is_of_a_refused_write(record))
     show = sys.unraisablehook
 
     def show_others(unraisable: Any) -> None:
@@ -146,6 +147,12 @@ def _say_once() -> None:
             show(unraisable)
 
     sys.unraisablehook = show_others
+
+
+def _is_of_a_refused_write(record: logging.LogRecord) -> bool:
+    """Return whether asyncio tells of a write that the system has refused, and that nobody waited for any more."""
+    error = record.exc_info[1] if record.exc_info else None
+    return "exception was never retrieved" in record.getMessage() and _OS_ERROR.search(str(error)) is not None
 
 
 def _checkpointer() -> Any:
