@@ -43,6 +43,16 @@ def test_processes_that_have_not_met_are_refused() -> None:
     assert f"process 0 of 2 (RANK, WORLD_SIZE), and {ALONE}" in started.stderr
 
 
+def test_processes_that_name_their_own_devices_are_alone_on_purpose() -> None:
+    named = (
+        "import jax; from lockstep.distributed.jax import make_mesh; print(make_mesh(jax.local_devices()).num_ranks)"
+    )
+    environment = own_environment({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "JAX_PLATFORMS": "cpu"})
+    command = [sys.executable, "-c", named]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert (alone.returncode, alone.stdout) == (0, "1\n"), alone.stderr
+
+
 def test_one_process_needs_nobody() -> None:
     for arguments, said in (["meet"], "2 0 1 6.0"), ([], "1 0 6.0"):
         command = [sys.executable, "script.py", *arguments]

@@ -32,10 +32,12 @@ def make_mesh(devices: Sequence[jax.Device] | None = None) -> "RankMesh":
     Rank r is the r-th device in that order, on every process.
 
     Raises:
-        UsageError: the launcher or torchrun has started several processes, and they have not met: see ``init``.
+        UsageError: all devices are asked for, the launcher or torchrun has started several processes, and they have not
+            met: see ``init``.
         ValueError: there is no device, one comes twice, or none of them is this process's.
     """
-    require_met()
+    if devices is None:
+        _require_met()
     chosen = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
     if not chosen:
         raise ValueError("a mesh needs at least one device; devices is empty")
@@ -48,7 +50,7 @@ def make_mesh(devices: Sequence[jax.Device] | None = None) -> "RankMesh":
     return RankMesh(Mesh(numpy.array(chosen), (AXIS_NAME,), axis_types=(AxisType.Auto,)))
 
 
-def require_met() -> None:
+def _require_met() -> None:
     """Raise UsageError if this process is one of several that have not met: each would train alone, without a word."""
     topology = from_environment()
     if topology.world_size > 1 and not jax.distributed.is_initialized():
