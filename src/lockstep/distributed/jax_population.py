@@ -102,8 +102,11 @@ def _over_devices(over_rows: Function, mesh: Mesh, in_specs: Any, out_specs: Any
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(num_repeated: int, *arguments: Any) -> Any:
+        is_to_be_ordered = mixes_up(mesh)
+        if not (is_to_be_ordered or num_repeated):
+            return mapped(*arguments)
         program = jax.make_jaxpr(mapped)(*arguments)
-        if mixes_up(mesh):
+        if is_to_be_ordered:
             require_order(program)
         if num_repeated == 0:
             return mapped(*arguments)
