@@ -1,5 +1,6 @@
 """Running the command line as a user does: processes of their own, with few envs so that they are quick."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -24,6 +25,9 @@ SMALL = (
 TIMEOUT_S = 180.0
 """For whatever has no bound of its own."""
 LOGS = Path("logs")
+_ROOT = Path(__file__).parents[2]
+OF_TESTS = {"PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "src")))}
+"""Variables of a process that runs a module of the tests."""
 _NUM_JAX_DEVICES = "--xla_force_host_platform_device_count="
 
 T = TypeVar("T")
@@ -117,6 +121,29 @@ def wait_for(what: Callable[[], T | None], name: str = "it", timeout_s: float = 
         assert time.monotonic() < deadline, f"waited in vain for {name}"
         time.sleep(0.02)
     return found
+
+
+@contextlib.contextmanager
+def started_together(
+    commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]]
+) -> Iterator["list[subprocess.Popen[str]]"]:
+    """Start processes of Python that need one another, each with variables of its own; in the end all go."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=own_environment(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def processes_here() -> list[psutil.Process]:

@@ -1,15 +1,9 @@
 """Calls that nobody waits for, on several CPU devices of a process: JAX alone would hang in them, and then abort."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.multiproc.commands import free_port, own_environment
+from tests.multiproc.commands import OF_TESTS, free_port, started_together
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120.0  # of which a few are needed on a machine that is free
 
 
@@ -23,23 +17,10 @@ TIMEOUT_S = 120.0  # of which a few are needed on a machine that is free
     ],
 )
 def test_calls_without_waiting(num_processes: int, num_devices: int, line: str) -> None:
-    arguments = [str(num_processes), str(num_devices)]
-    port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.multiproc.jobs_jax_calls", port, str(process), *arguments],
-            env=own_environment({"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(num_processes)
-    ]
-    try:
+    port, sizes = str(free_port()), [str(num_processes), str(num_devices)]
+    job = ["-m", "tests.multiproc.jobs_jax_calls", port]
+    commands = [[*job, str(process), *sizes] for process in range(num_processes)]
+    with started_together(commands, [OF_TESTS] * num_processes) as processes:
         for each in processes:
             output, errors = each.communicate(timeout=TIMEOUT_S)
             assert (each.returncode, output.splitlines()[-1:]) == (0, [line]), errors
-    finally:
-        for each in processes:
-            each.kill()
-            each.communicate()

@@ -1,42 +1,18 @@
 """The mesh over two processes with two devices each: what it gives is what four devices of one process give."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.multiproc.commands import OF_TESTS, free_port, started_together
 
-from tests.multiproc.commands import free_port, own_environment
-
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 280.0  # of which a few are needed on a machine that is free
 
 
-@pytest.fixture
-def processes() -> Iterator["list[subprocess.Popen[str]]"]:
+def test_two_processes_of_two_devices() -> None:
     port = str(free_port())
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.multiproc.jobs_jax_mesh", port, str(process)],
-            env=own_environment({"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(2)
-    ]
-    yield started
-    for each in started:
-        each.kill()
-        each.communicate()
-
-
-def test_two_processes_of_two_devices(processes: "list[subprocess.Popen[str]]") -> None:
-    ends = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    commands = [["-m", "tests.multiproc.jobs_jax_mesh", port, str(process)] for process in range(2)]
+    with started_together(commands, [OF_TESTS] * 2) as processes:
+        ends = [process.communicate(timeout=TIMEOUT_S) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors for _, errors in ends)
     found: list[dict[str, Any]] = [json.loads(output.splitlines()[-1]) for output, _ in ends]
     for process, own in enumerate(found):
