@@ -54,7 +54,13 @@ CASES = _cases()
 
 
 def pure_engine(
-    name: str, task: Task, dtype: str, decimation: int = 1, num_threads: int = 1, implementation: str = "jax"
+    name: str,
+    task: Task,
+    dtype: str,
+    decimation: int = 1,
+    num_threads: int = 1,
+    implementation: str = "jax",
+    seed: int = 3,
 ) -> PureEngine:
     makers: dict[str, Callable[..., PureEngine]] = {
         "analytic": analytic.make_pure_engine,
@@ -65,6 +71,7 @@ def pure_engine(
         task,
         decimation=decimation,
         num_threads=num_threads,
+        seed=seed,
         dtype=jnp.dtype(dtype),
         host_engine=mujoco_c.make_engine,
         implementation=implementation,
@@ -81,12 +88,12 @@ def make_pair(
     implementation: str = "jax",
 ) -> tuple[TorchEnv, JaxEnv]:
     """Return ``num_envs`` envs of a task in torch, and the same in JAX."""
-    sizes: dict[str, Any] = {"num_envs": num_envs, "decimation": config.decimation, "num_threads": 1}
+    sizes: dict[str, Any] = {"num_envs": num_envs, "decimation": config.decimation, "num_threads": 1, "seed": seed}
     xp, torch_dtype = array_api_compat.torch, getattr(torch, dtype)
     maker = analytic.make_engine if case.engine == "analytic" else mujoco_c.make_engine
     engine = maker(task, **sizes, xp=xp, dtype=torch_dtype, device=torch.device("cpu"))
     in_torch = TorchEnv(task, engine, config, seed=seed, device=torch.device("cpu"), dtype=torch_dtype)
-    pure = pure_engine(case.engine, task, dtype, config.decimation, implementation=implementation)
+    pure = pure_engine(case.engine, task, dtype, config.decimation, implementation=implementation, seed=seed)
     return in_torch, JaxEnv(task, pure, config, seed=seed, dtype=jnp.dtype(dtype))
 
 

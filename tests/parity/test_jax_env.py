@@ -85,7 +85,7 @@ def assert_same_transitions(measured: Transition, steps: list[Any], tolerance: f
     def together(arrays: list[torch.Tensor]) -> torch.Tensor:
         return arrays[0] if squeeze else torch.stack(arrays)
 
-    for name in ("reward", "reward_terms", "terminated", "truncated"):
+    for name in ("reward", "terms", "terminated", "truncated"):
         assert_same(getattr(measured, name), together([getattr(step, name) for step in steps]), tolerance, name)
     for group in ("observations", "final_observations"):
         arrays: Mapping[str, Any] = getattr(measured, group)

@@ -19,7 +19,7 @@ from tests.parity.jax_env_pairs import CASES, Case, make_pair, to_torch  # noqa:
 from tests.unit.jax_env_fixtures import IMPLEMENTATIONS, random_actions  # noqa: E402
 
 NUM_ENVS, NUM_STEPS = 32, 50
-NAMES = ("reward", "reward_terms", "terminated", "truncated")
+NAMES = ("reward", "terms", "terminated", "truncated")
 GROUPS = ("observations", "final_observations")
 # The tolerances that docs/jax.md states, some ten times what was measured: of a transition, and of 50 env steps from
 # the starts of a task and from anywhere. A joint far beyond its limit, thrown back by huge forces, costs precision.

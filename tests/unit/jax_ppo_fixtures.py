@@ -27,14 +27,16 @@ def jax_env(config: TrainConfig, streams: str = "train", task: Any = None, **env
     if streams != "train":
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
     task = load(TASKS.get(config.task).task)(env_config) if task is None else task
-    return JaxEnv(task, _engine(task, env_config, dtype), env_config, seed=config.seed, dtype=dtype, streams=streams)
+    return JaxEnv(
+        task, _engine(task, env_config, config.seed, dtype), env_config, seed=config.seed, dtype=dtype, streams=streams
+    )
 
 
-def _engine(task: Task, config: EnvConfig, dtype: Any) -> PureEngine:
+def _engine(task: Task, config: EnvConfig, seed: int, dtype: Any) -> PureEngine:
     if task.model_path is None:
         return PureAnalyticEngine(task, config.decimation, dtype)  # type: ignore[arg-type]
     return jax_host.make_pure_engine(
-        task, decimation=config.decimation, num_threads=1, dtype=dtype, host_engine=mujoco_c.make_engine
+        task, decimation=config.decimation, num_threads=1, seed=seed, dtype=dtype, host_engine=mujoco_c.make_engine
     )
 
 

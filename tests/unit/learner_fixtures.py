@@ -11,7 +11,7 @@ import array_api_compat.torch
 import torch
 
 from lockstep.core.config import merge
-from lockstep.core.types import ActionSpace, Array, Comm, InitialState, Namespace, Observations, State
+from lockstep.core.types import ActionSpace, Array, Comm, InitialState, Namespace, Observations, State, Task
 from lockstep.distributed.torch_collectives import Collectives
 from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.envs.config import EnvConfig
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 T = TypeVar("T")
 
 
-class Line:
+class Line(Task):
     """A point on a line that moves by what the action says; it fails at 3 or beyond.
 
     Position, reward and length of every episode follow from the actions by counting. Rewards: ``progress`` is the
@@ -70,7 +70,7 @@ class Line:
         return state.qpos[:, 0] >= 3
 
 
-class Recall:
+class Recall(Task):
     """A cue, 1 or -1, is shown in the first step only; three steps later action 1 or 0 is right. Needs a memory."""
 
     action_space = ActionSpace("discrete", 2)

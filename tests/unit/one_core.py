@@ -21,7 +21,7 @@ def main() -> None:
     config = CartpoleBalanceConfig(max_episode_steps=10)
     task = CartpoleBalance(config)
     engine = jax_host.make_pure_engine(
-        task, decimation=1, num_threads=1, dtype=jnp.float64, host_engine=mujoco_c.make_engine
+        task, decimation=1, num_threads=1, seed=1, dtype=jnp.float64, host_engine=mujoco_c.make_engine
     )
     env = JaxEnv(task, engine, config, seed=1, dtype=jnp.float64)
     num_devices = jax.device_count()

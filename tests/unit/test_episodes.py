@@ -9,7 +9,7 @@ TERMS = ("progress", "alive")
 
 
 def statistics(*whole: bool) -> EpisodeStatistics:
-    made = EpisodeStatistics(TERMS, len(whole), torch.device("cpu"))
+    made = EpisodeStatistics(len(TERMS), len(whole), torch.device("cpu"))
     made.restart(torch.tensor(whole))
     return made
 

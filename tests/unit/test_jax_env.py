@@ -38,7 +38,7 @@ def test_rewards_and_observations_of_steps_by_hand() -> None:
     assert player.positions == [0.0, 0.0]
     transition = player.step(1.0, -2.0)
     assert transition.reward.tolist() == [2.0, -1.0]
-    assert transition.reward_terms.tolist() == [[1.0, 1.0], [-2.0, 1.0]]
+    assert transition.terms.tolist() == [[1.0, 1.0], [-2.0, 1.0]]
     assert transition.done.tolist() == [False, False]
     assert player.positions == [1.0, -2.0]
     player.step(1.0, 1.0)
@@ -129,7 +129,7 @@ def test_a_diverged_env_is_reset_and_counted_and_infects_nobody() -> None:
     assert transition.truncated.tolist() == [False, False, False]
     # No reward at all in the step that failed, not even that for being alive.
     assert transition.reward.tolist() == [1.5, 0.0, 1.5]
-    assert transition.reward_terms[1].tolist() == [0.0, 0.0]
+    assert transition.terms[1].tolist() == [0.0, 0.0]
     assert (int(transition.num_diverged), int(other.num_diverged)) == (1, 0)
     # Its failed episode counts with what it had until then: 1 in the first step, and 2 steps.
     assert transition.finished.tolist() == [1.0, 1.0, 2.0, 1.0]
@@ -198,11 +198,11 @@ def test_no_leaf_changes_its_dtype_and_sums_alone_are_double(dtype: str) -> None
     other_than_dtype |= {".running"} if dtype == "float32" else set()
     assert {name for name, leaf in start.items() if leaf[1] != dtype} == other_than_dtype
     assert [start[name][1] for name in (".running", ".episode_length")] == ["float64", "int32"]
-    floats = (transition.reward, transition.reward_terms, *transition.final_observations.values())
+    floats = (transition.reward, transition.terms, *transition.final_observations.values())
     assert {str(array.dtype) for array in floats} == {dtype}
     assert [str(array.dtype) for array in (transition.finished, transition.num_diverged)] == ["float64", "int32"]
     # Terms come in the order that the task declares, not in that of its dictionary.
-    assert transition.reward_terms.tolist() == [[0.5, 1.0]] * 4
+    assert transition.terms.tolist() == [[0.5, 1.0]] * 4
 
 
 class Mislabelled(Line):

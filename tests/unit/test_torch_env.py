@@ -31,7 +31,7 @@ def test_rewards_and_observations_of_steps_by_hand() -> None:
     assert positions(env) == [0.0, 0.0]
     transition = step(env, 1.0, -2.0)
     assert transition.reward.tolist() == [2.0, -1.0]
-    assert transition.reward_terms.tolist() == [[1.0, 1.0], [-2.0, 1.0]]
+    assert transition.terms.tolist() == [[1.0, 1.0], [-2.0, 1.0]]
     assert transition.done.tolist() == [False, False]
     assert positions(env) == [1.0, -2.0]
     step(env, 1.0, 1.0)
@@ -153,7 +153,7 @@ def test_a_diverged_env_is_reset_and_counted_and_infects_nobody() -> None:
     assert transition.truncated.tolist() == [False, False, False]
     # No reward at all in the step that failed, not even that for being alive.
     assert transition.reward.tolist() == [1.5, 0.0, 1.5]
-    assert transition.reward_terms[1].tolist() == [0.0, 0.0]
+    assert transition.terms[1].tolist() == [0.0, 0.0]
     assert env.num_diverged.item() == 1
     for name in ("actor", "critic"):
         assert transition.observations[name].isfinite().all()
@@ -253,7 +253,7 @@ def test_what_an_env_goes_through_does_not_depend_on_the_split_into_processes(ta
     together = play(whole, 40)
     apart = [play(half, 40, first) for half, first in zip(halves, (0, 4), strict=True)]
     for transition, one, two in zip(together, *apart, strict=True):
-        for name in ("reward", "reward_terms", "terminated", "truncated"):
+        for name in ("reward", "terms", "terminated", "truncated"):
             joined = torch.cat((getattr(one, name), getattr(two, name)))
             assert torch.equal(joined, getattr(transition, name))
         for group in ("observations", "final_observations"):
@@ -323,7 +323,7 @@ def test_dtypes_and_shapes(dtype: torch.dtype) -> None:
     transition = step(env, *[1.0] * 5)
     for tensor, shape in (
         (transition.reward, (5,)),
-        (transition.reward_terms, (5, 2)),
+        (transition.terms, (5, 2)),
         (transition.observations["actor"], (5, 1)),
         (transition.final_observations["critic"], (5, 4)),
     ):

@@ -53,14 +53,20 @@ class Task(Protocol):
     """Model, observation, reward, termination and reset: pure functions, written once for every framework.
 
     A task holds its (immutable) config and nothing else. All randomness arrives as ``noise``, uniform in [0, 1).
-    New arrays are made from those given (``xp.zeros_like``), so dtype and device follow the caller.
+    New arrays are made from those given (``xp.zeros_like``), so dtype and device follow the caller. Tasks inherit from
+    this class; what has a value or a body here may be left as it is.
     """
 
     action_space: ActionSpace
     num_observations: Mapping[str, int]
     reward_terms: tuple[str, ...]
+    metric_terms: tuple[str, ...] = ()
+    """Quantities to watch that are no part of the reward; logged as means over env steps."""
     num_reset_noise: int
     num_step_noise: int
+    num_models: int = 1
+    """How many variants of the model there are: env ``i`` (global id) has variant ``i % num_models``."""
+    num_model_noise: int = 0
     max_step_reward: float
     """The largest sum of all reward terms in one env step."""
     model_path: Path | None
@@ -68,23 +74,51 @@ class Task(Protocol):
     step_duration_s: float
     """Simulated seconds per env step."""
 
+    def vary_model(self, model: Any, noise: Array) -> None:
+        """Change a copy of the compiled model (``mujoco.MjModel``) in place into a variant.
+
+        Sizes must stay as they are; constants that MuJoCo derives from what was changed follow by themselves.
+
+        Args:
+            model: a copy of the task's model.
+            noise: ``(num_model_noise,)`` float64 numpy array, of this variant.
+        """
+        return
+
     def reset(self, xp: Namespace, noise: Array) -> InitialState:
         """Return where episodes start; ``noise`` is ``(num_envs, num_reset_noise)``."""
+        ...
 
     def control(self, xp: Namespace, state: State, action: Array) -> Array:
         """Return the controls ``(num_envs, nu)`` for an action of the policy (not yet clipped by anybody)."""
+        ...
+
+    def push(self, xp: Namespace, state: State, noise: Array) -> Array | None:
+        """Return what is added to the velocities ``(num_envs, nv)`` before the physics of a step; None: never a push.
+
+        ``noise`` is that of the step, ``(num_envs, num_step_noise)``.
+        """
+        return None
 
     def advance(self, xp: Namespace, state: State, action: Array, noise: Array) -> State:
         """Return the state with the task's variables brought up to date after the physics of one env step."""
+        ...
 
     def observations(self, xp: Namespace, state: State, noise: Array) -> Observations:
         """Return the observation groups; ``noise`` is ``(num_envs, num_step_noise)``."""
+        ...
 
     def rewards(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
         """Return each reward term ``(num_envs,)`` of the step that led to ``state``; the reward is their sum."""
+        ...
+
+    def metrics(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
+        """Return each of ``metric_terms (num_envs,)`` of the step that led to ``state``."""
+        return {}
 
     def terminations(self, xp: Namespace, state: State) -> Array:
         """Return ``(num_envs,)`` booleans: the episode ends here for good (the time limit is the env's business)."""
+        ...
 
 
 class AnalyticTask(Task, Protocol):
@@ -118,8 +152,11 @@ class Engine(Protocol):
     takes_numpy: ClassVar[bool]
     """Arrays cross the border as numpy arrays on the host, in float64; otherwise in the caller's framework."""
 
-    def step(self, ctrl: Array) -> StepInfo:
-        """Advance every env by one env step under constant ``ctrl (num_envs, nu)``."""
+    def step(self, ctrl: Array, push: Array | None = None) -> StepInfo:
+        """Advance every env by one env step under constant ``ctrl (num_envs, nu)``.
+
+        ``push (num_envs, nv)`` is added to the velocities before the first physics step.
+        """
 
     def reset(self, mask: Array, qpos: Array, qvel: Array) -> Array:
         """Put the envs of ``mask (num_envs,)`` at the given state; return sensordata ``(num_envs, num_sensordata)``.
@@ -155,11 +192,17 @@ class PureEngine(Protocol):
     num_controls: int
     num_sensordata: int
 
-    def start(self, num_envs: int) -> Physics:
-        """Return the physics of ``num_envs`` envs in the model's default state."""
+    def start(self, env_ids: Array) -> Physics:
+        """Return the physics of envs in their models' default state.
 
-    def step(self, physics: Physics, ctrl: Array) -> tuple[Physics, StepInfo]:
-        """Advance every env by one env step under constant ``ctrl (num_envs, num_controls)``."""
+        ``env_ids (num_envs,)`` are int32 global ids, which say who has which variant of the model; -1 for padding.
+        """
+
+    def step(self, physics: Physics, ctrl: Array, push: Array | None = None) -> tuple[Physics, StepInfo]:
+        """Advance every env by one env step under constant ``ctrl (num_envs, num_controls)``.
+
+        ``push (num_envs, num_velocities)`` is added to the velocities before the first physics step.
+        """
 
     def reset(self, physics: Physics, mask: Array, qpos: Array, qvel: Array) -> tuple[Physics, Array]:
         """Put the envs of ``mask (num_envs,)`` at ``qpos`` and ``qvel``; all else of them is the default again.

@@ -12,16 +12,14 @@ class EpisodeStatistics:
     that of a shorter one.
 
     Args:
-        reward_terms: names of the reward terms.
+        num_terms: how many numbers are added up per env: reward terms and metrics.
         num_envs: number of envs.
         device: where the sums live.
     """
 
-    def __init__(self, reward_terms: tuple[str, ...], num_envs: int, device: torch.device) -> None:
-        self.reward_terms = reward_terms
-        num_terms = len(reward_terms)
+    def __init__(self, num_terms: int, num_envs: int, device: torch.device) -> None:
         self._whole = torch.ones(num_envs, dtype=torch.bool, device=device)
-        # Columns: the sum of each reward term, then the length, then 1 (so that adding columns counts episodes).
+        # Columns: the sum of each term, then the length, then 1 (so that adding columns counts episodes).
         self._running = torch.zeros((num_envs, num_terms + 1), dtype=torch.float64, device=device)
         self._finished = torch.zeros(num_terms + 2, dtype=torch.float64, device=device)
 
@@ -32,7 +30,7 @@ class EpisodeStatistics:
         self._finished.zero_()
 
     def add(self, terms: torch.Tensor, done: torch.Tensor) -> None:
-        """Count one env step: reward terms ``(num_envs, num_terms)`` and which episodes it ended ``(num_envs,)``."""
+        """Count one env step: its terms ``(num_envs, num_terms)`` and which episodes it ended ``(num_envs,)``."""
         self._running[:, :-1] += terms
         self._running[:, -1] += 1
         counted = done & self._whole
@@ -58,15 +56,22 @@ class EpisodeStatistics:
         self._finished.zero_()
 
 
-def summarise(sums: list[float], reward_terms: tuple[str, ...]) -> dict[str, float | None]:
-    """Turn sums over finished episodes (as ``take`` gives them, on the host) into the metrics of a log line."""
+def summarise(
+    sums: list[float], reward_terms: tuple[str, ...], metric_terms: tuple[str, ...] = ()
+) -> dict[str, float | None]:
+    """Turn sums over finished episodes (as ``take`` gives them, on the host) into the metrics of a log line.
+
+    Reward terms are means over episodes of the term's sum, metrics are means over env steps.
+    """
     *term_sums, length_sum, count = sums
-    if not count:
-        empty: dict[str, float | None] = {"mean_return": None, "mean_episode_length": None, "num_episodes": 0}
-        return empty | {f"reward/{name}": None for name in reward_terms}
+    reward_sums, metric_sums = term_sums[: len(reward_terms)], term_sums[len(reward_terms) :]
     metrics: dict[str, float | None] = {
-        "mean_return": sum(term_sums) / count,
-        "mean_episode_length": length_sum / count,
+        "mean_return": sum(reward_sums) / count if count else None,
+        "mean_episode_length": length_sum / count if count else None,
         "num_episodes": int(count),
     }
-    return metrics | {f"reward/{name}": value / count for name, value in zip(reward_terms, term_sums, strict=True)}
+    for name, value in zip(reward_terms, reward_sums, strict=True):
+        metrics[f"reward/{name}"] = value / count if count else None
+    for name, value in zip(metric_terms, metric_sums, strict=True):
+        metrics[f"metric/{name}"] = value / length_sum if count else None
+    return metrics

@@ -21,7 +21,7 @@ class EnvState(NamedTuple):
     observations: Observations  # each (num_envs, num_observations)
     episode_length: jax.Array  # (num_envs,) int32 env steps since the episode began
     is_whole: jax.Array  # (num_envs,) bool: the episode began at its beginning
-    running: jax.Array  # (num_envs, num_terms + 1) float64 sums of the episode so far: reward terms, then its length
+    running: jax.Array  # (num_envs, num_terms + 1) float64 sums of the episode so far: terms, then its length
 
 
 class EnvNoise(NamedTuple):
@@ -36,7 +36,7 @@ class Transition(NamedTuple):
 
     observations: Observations  # each (num_envs, num_observations): of the new episode where one ended
     reward: jax.Array  # (num_envs,)
-    reward_terms: jax.Array  # (num_envs, num_terms) in the order of task.reward_terms
+    terms: jax.Array  # (num_envs, num_terms): reward terms, then metrics, in the order of the task
     terminated: jax.Array  # (num_envs,) bool: ended for good, by the task or because physics diverged
     truncated: jax.Array  # (num_envs,) bool: ended by the time limit alone; its value must be bootstrapped
     final_observations: Observations  # as observations, but of the step itself, before any reset
@@ -105,10 +105,11 @@ class JaxEnv:
         num_envs = env_ids.shape[0]
         noise = jax.tree.map(lambda table: table[0], self.noise(env_ids, 0, 1))
         everywhere = _varying_like(env_ids, jnp.ones(num_envs, dtype=bool))
-        physics = _varying_like(env_ids, self.engine.start(num_envs))
+        physics = _varying_like(env_ids, self.engine.start(env_ids))
         physics, state = self._initial_state(physics, everywhere, noise.reset)
         observations = self._observations(state, noise.step)
         self._check_observations(observations, num_envs)
+        num_terms = len(self.task.reward_terms) + len(self.task.metric_terms)
         episode_length = self._initial_episode_lengths(env_ids)
         return EnvState(
             env_ids=env_ids,
@@ -117,7 +118,7 @@ class JaxEnv:
             observations=_varying_like(env_ids, observations),
             episode_length=_varying_like(env_ids, episode_length),
             is_whole=_varying_like(env_ids, episode_length == 0),
-            running=_varying_like(env_ids, jnp.zeros((num_envs, len(self.task.reward_terms) + 1), dtype=jnp.float64)),
+            running=_varying_like(env_ids, jnp.zeros((num_envs, num_terms + 1), dtype=jnp.float64)),
         )
 
     def step(self, state: EnvState, action: jax.Array, noise: EnvNoise) -> tuple[EnvState, Transition]:
@@ -133,8 +134,7 @@ class JaxEnv:
         """
         self._check_action(action, state.env_ids.shape[0])
         physics, after, diverged = self._advance(state, action, noise.step)
-        rewards = self.task.rewards(jnp, after, action)
-        terms = jnp.stack([rewards[name].astype(self.dtype) for name in self.task.reward_terms], axis=1)
+        terms = self._terms(after, action)
         # A diverged env has no meaningful reward; it must not reach the sums either.
         terms = jnp.where(diverged[:, None], 0, terms)
         terminated = self.task.terminations(jnp, after) | diverged
@@ -156,8 +156,9 @@ class JaxEnv:
             running=running,
         )
         num_diverged = jnp.sum(diverged & (state.env_ids >= 0), dtype=jnp.int32)
+        reward = terms[:, : len(self.task.reward_terms)].sum(1)
         return new_state, Transition(
-            observations, terms.sum(1), terms, terminated, truncated, final_observations, finished, num_diverged
+            observations, reward, terms, terminated, truncated, final_observations, finished, num_diverged
         )
 
     def close(self) -> None:
@@ -166,7 +167,9 @@ class JaxEnv:
 
     def _advance(self, before: EnvState, action: jax.Array, step_noise: jax.Array) -> tuple[Physics, State, jax.Array]:
         ctrl = self.task.control(jnp, before.state, action).astype(self.dtype)
-        physics, info = _varying_like(before.env_ids, self.engine.step(before.physics, ctrl))
+        push = self.task.push(jnp, before.state, step_noise)
+        push = None if push is None else push.astype(self.dtype)
+        physics, info = _varying_like(before.env_ids, self.engine.step(before.physics, ctrl, push))
         state = State(
             qpos=info.qpos.astype(self.dtype),
             qvel=info.qvel.astype(self.dtype),
@@ -178,6 +181,13 @@ class JaxEnv:
         # A task's constant in double precision must not make all that follows so.
         after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, before.state)
         return physics, after, info.diverged
+
+    def _terms(self, state: State, action: jax.Array) -> jax.Array:
+        rewards, metrics = self.task.rewards(jnp, state, action), self.task.metrics(jnp, state, action)
+        columns = [rewards[name] for name in self.task.reward_terms] + [
+            metrics[name] for name in self.task.metric_terms
+        ]
+        return jnp.stack([column.astype(self.dtype) for column in columns], axis=1)
 
     def _initial_state(self, physics: Physics, mask: jax.Array, reset_noise: jax.Array) -> tuple[Physics, State]:
         """Put the envs of ``mask`` at a new start; return their physics and a state that is meant for those alone."""

@@ -18,7 +18,7 @@ class Transition(NamedTuple):
 
     observations: Observations  # each (num_envs, num_observations): of the new episode where one ended
     reward: torch.Tensor  # (num_envs,)
-    reward_terms: torch.Tensor  # (num_envs, num_terms) in the order of task.reward_terms
+    terms: torch.Tensor  # (num_envs, num_terms): reward terms, then metrics, in the order of the task
     terminated: torch.Tensor  # (num_envs,) bool: ended for good, by the task or because physics diverged
     truncated: torch.Tensor  # (num_envs,) bool: ended by the time limit alone; its value must be bootstrapped
     final_observations: Observations  # as observations, but of the step itself, before any reset
@@ -73,7 +73,8 @@ class TorchEnv:
         self._step_stream = Stream(seed, f"{streams}/step", xp, device)
         self._length_stream = Stream(seed, f"{streams}/initial_episode_length", xp, device)
         self._noise: _Noise | None = None
-        self.episodes = EpisodeStatistics(task.reward_terms, self.num_envs, device)
+        self._num_rewards = len(task.reward_terms)
+        self.episodes = EpisodeStatistics(self._num_rewards + len(task.metric_terms), self.num_envs, device)
         self.num_diverged = torch.zeros((), dtype=torch.int64, device=device)
         self.reset()
 
@@ -99,7 +100,7 @@ class TorchEnv:
         self.num_steps += 1
         reset_noise, step_noise = self._noise_at(self.num_steps)
         state, diverged = self._advance(action, step_noise)
-        terms = torch.stack(tuple(self.task.rewards(xp, state, action).values()), dim=1)
+        terms = self._terms(state, action)
         # A diverged env has no meaningful reward; it must not reach the sums either.
         terms = torch.where(diverged.unsqueeze(1), torch.zeros_like(terms), terms)
         terminated = self.task.terminations(xp, state) | diverged
@@ -114,11 +115,21 @@ class TorchEnv:
         self.observations = {
             name: torch.where(done.unsqueeze(1), fresh[name], final) for name, final in final_observations.items()
         }
-        return Transition(self.observations, terms.sum(1), terms, terminated, truncated, final_observations)
+        reward = terms[:, : self._num_rewards].sum(1)
+        return Transition(self.observations, reward, terms, terminated, truncated, final_observations)
+
+    def _terms(self, state: State, action: torch.Tensor) -> torch.Tensor:
+        rewards = self.task.rewards(xp, state, action)
+        metrics = self.task.metrics(xp, state, action)
+        columns = [rewards[name] for name in self.task.reward_terms] + [
+            metrics[name] for name in self.task.metric_terms
+        ]
+        return torch.stack(columns, dim=1)
 
     def _advance(self, action: torch.Tensor, step_noise: torch.Tensor) -> tuple[State, torch.Tensor]:
         ctrl = self.task.control(xp, self._state, action)
-        info = self.engine.step(self._to_engine(ctrl))
+        push = self.task.push(xp, self._state, step_noise)
+        info = self.engine.step(self._to_engine(ctrl), None if push is None else self._to_engine(push))
         state = State(
             qpos=self._from_engine(info.qpos),
             qvel=self._from_engine(info.qvel),

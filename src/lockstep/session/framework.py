@@ -76,6 +76,7 @@ class Episodes:
     returns: np.ndarray  # (num_episodes,) float64
     lengths: np.ndarray  # (num_episodes,) float64, in env steps
     term_returns: dict[str, np.ndarray] = field(default_factory=dict)  # reward term -> (num_episodes,) float64
+    metric_sums: dict[str, np.ndarray] = field(default_factory=dict)  # metric -> the same, summed over env steps
 
 
 class Framework(Protocol):

@@ -74,7 +74,9 @@ def _build_engine(config: TrainConfig, task: Task, platform: str, dtype: Any) ->
     name: str = config.engine
     if name == "auto":
         name = engines_of(config.task, "jax", on_gpu=platform != "cpu")[0]
-    make: Any = partial(load(PURE_ENGINES.get(name)), task, decimation=config.env.decimation, dtype=dtype)
+    make: Any = partial(
+        load(PURE_ENGINES.get(name)), task, decimation=config.env.decimation, seed=config.seed, dtype=dtype
+    )
     num_threads = config.env.num_physics_threads or threads_per_rank()
     if name == "mjx":
         return make_mjx_engine(make, config.env.mjx.model_dump(), platform=platform, dtype=jnp.dtype(dtype).name)

@@ -147,9 +147,10 @@ def evaluate(policy: JaxPolicy, config: TrainConfig, num_episodes: int) -> Episo
 
         env_ids = policy.ranks.shard(np.arange(num_episodes, dtype=np.int32))
         found = policy.ranks.compile(run, (REPLICATED, SHARDED), SHARDED)(policy.replicated, env_ids)
-        term_returns, lengths = np.asarray(found.term_returns), np.asarray(found.lengths)
-    terms = dict(zip(env.task.reward_terms, term_returns.T, strict=True))
-    return Episodes(term_returns.sum(1), lengths, terms)
+        sums, lengths = np.asarray(found.term_sums), np.asarray(found.lengths)
+    rewards, metrics = np.split(sums, [len(env.task.reward_terms)], axis=1)
+    terms = dict(zip(env.task.reward_terms, rewards.T, strict=True))
+    return Episodes(rewards.sum(1), lengths, terms, dict(zip(env.task.metric_terms, metrics.T, strict=True)))
 
 
 def _replicated_shapes(algorithm: Any, num_envs: int, ranks: RankMesh) -> Any:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
 
 ENGINES: Registry[str] = Registry("engine")
-"""Name to import string of a function ``(task, *, num_envs, decimation, num_threads, xp, dtype, device) -> Engine``."""
+"""Name to import string of a function ``(task, *, num_envs, first_env_id, seed, ...) -> Engine``; see _build_engine."""
 ENGINES.register("analytic", "lockstep.sim.analytic:make_engine")
 ENGINES.register("mujoco", "lockstep.sim.mujoco_c:make_engine")
 
@@ -76,7 +76,7 @@ def build_env(
     count = config.envs_by_rank(1)[0] if num_envs is None else num_envs
     if device.type == "cpu":  # a GPU says for itself when it is full, before anything else suffers
         check_memory(least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)
-    engine = _build_engine(config, task, count, dtype, device)
+    engine = _build_engine(config, task, count, first_env_id, dtype, device)
     return TorchEnv(
         task,
         engine,
@@ -96,7 +96,9 @@ def least_bytes(task: Task, num_envs: int, num_steps: int) -> int:
     return num_envs * (256 + 2 * 4 * per_sample * num_steps)
 
 
-def _build_engine(config: TrainConfig, task: Task, num_envs: int, dtype: torch.dtype, device: torch.device) -> Engine:
+def _build_engine(
+    config: TrainConfig, task: Task, num_envs: int, first_env_id: int, dtype: torch.dtype, device: torch.device
+) -> Engine:
     import array_api_compat.torch as xp
 
     from lockstep.distributed.cores import threads_per_rank
@@ -105,6 +107,8 @@ def _build_engine(config: TrainConfig, task: Task, num_envs: int, dtype: torch.d
     engine: Engine = load(ENGINES.get(name))(
         task,
         num_envs=num_envs,
+        first_env_id=first_env_id,
+        seed=config.seed,
         decimation=config.env.decimation,
         num_threads=config.env.num_physics_threads or threads_per_rank(),
         xp=xp,

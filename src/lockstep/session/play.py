@@ -23,7 +23,8 @@ def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, devi
 
     Returns:
         task, checkpoint, num_episodes, mean_return, std_return, mean_episode_length, max_episode_length (the time
-        limit, in env steps) and, for each reward term, reward/<term>: the mean over episodes of the term's sum.
+        limit, in env steps); for each reward term reward/<term>, the mean over episodes of the term's sum; and for
+        each metric of the task metric/<name>, its mean over env steps.
 
     Raises:
         UsageError: no such checkpoint, or one that this version can't play.
@@ -44,4 +45,8 @@ def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, devi
         "mean_episode_length": float(episodes.lengths.mean()),
         "max_episode_length": config.env.max_episode_steps,
     }
-    return results | {f"reward/{name}": float(values.mean()) for name, values in episodes.term_returns.items()}
+    results |= {f"reward/{name}": float(values.mean()) for name, values in episodes.term_returns.items()}
+    num_steps = episodes.lengths.sum()
+    return results | {
+        f"metric/{name}": float(values.sum() / num_steps) for name, values in episodes.metric_sums.items()
+    }

@@ -102,7 +102,8 @@ class TorchFramework:
         with closing(build_env(config, num_envs=num_episodes, streams="evaluation")) as env:
             episodes = evaluate(policy.network, env)
         terms = {name: values.numpy() for name, values in episodes.term_returns.items()}
-        return Episodes(episodes.returns.numpy(), episodes.lengths.double().numpy(), terms)
+        metrics = {name: values.numpy() for name, values in episodes.metric_sums.items()}
+        return Episodes(episodes.returns.numpy(), episodes.lengths.double().numpy(), terms, metrics)
 
 
 TORCH = TorchFramework()

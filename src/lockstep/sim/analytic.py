@@ -102,9 +102,14 @@ class AnalyticEngine:
         """Nothing: equations of motion do not speak."""
         return {}
 
-    def step(self, ctrl: Array) -> StepInfo:
-        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``."""
+    def step(self, ctrl: Array, push: Array | None = None) -> StepInfo:
+        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``.
+
+        ``push (num_envs, num_velocities)`` is added to the velocities before the first of them.
+        """
         before = qpos, qvel = self._qpos, self._qvel
+        if push is not None:
+            qvel = qvel + push
         for _ in range(self.decimation):
             qpos, qvel = self.task.dynamics(self.xp, qpos, qvel, ctrl)
         info = _put_back_failed(self.xp, before, (qpos, qvel), ctrl)
@@ -170,15 +175,18 @@ class PureAnalyticEngine:
         """Nothing: equations of motion do not speak."""
         return {}
 
-    def start(self, num_envs: int) -> Physics:
-        """Return every env at zero."""
+    def start(self, env_ids: Array) -> Physics:
+        """Return every env of ``env_ids (num_envs,)`` at zero."""
         import jax.numpy as jnp
 
         sizes = {"qpos": self.num_positions, "qvel": self.num_velocities}
-        return {name: jnp.zeros((num_envs, size), dtype=self.dtype) for name, size in sizes.items()}
+        return {name: jnp.zeros((env_ids.shape[0], size), dtype=self.dtype) for name, size in sizes.items()}
 
-    def step(self, physics: Physics, ctrl: Array) -> tuple[Physics, StepInfo]:
-        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``."""
+    def step(self, physics: Physics, ctrl: Array, push: Array | None = None) -> tuple[Physics, StepInfo]:
+        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``.
+
+        ``push (num_envs, num_velocities)`` is added to the velocities before the first of them.
+        """
         import jax
         import jax.numpy as jnp
 
@@ -186,9 +194,10 @@ class PureAnalyticEngine:
             qpos, qvel = self.task.dynamics(jnp, *state, ctrl)
             return (qpos.astype(self.dtype), qvel.astype(self.dtype)), None
 
-        before = (physics["qpos"], physics["qvel"])
+        before = qpos, qvel = (physics["qpos"], physics["qvel"])
+        pushed = (qpos, qvel if push is None else qvel + push)
         unroll = min(self.decimation, UNROLLED_STEPS)
-        after, _ = jax.lax.scan(physics_step, before, None, length=self.decimation, unroll=unroll)
+        after, _ = jax.lax.scan(physics_step, pushed, None, length=self.decimation, unroll=unroll)
         info = _put_back_failed(jnp, before, after, ctrl)
         return {"qpos": info.qpos, "qvel": info.qvel}, info
 

@@ -28,7 +28,14 @@ LAST_SENSORDATA = "last_sensordata"
 
 
 def make_pure_engine(
-    task: Task, *, decimation: int, num_threads: int, dtype: Any, host_engine: Callable[..., Engine], **_: Any
+    task: Task,
+    *,
+    decimation: int,
+    num_threads: int,
+    seed: int,
+    dtype: Any,
+    host_engine: Callable[..., Engine],
+    **_: Any,
 ) -> "HostEngine":
     """Return an engine that steps the task by one of numpy arrays.
 
@@ -36,17 +43,18 @@ def make_pure_engine(
         task: to simulate.
         decimation: physics steps per env step.
         num_threads: of this process; engines that step at the same time, one per device, share them.
+        seed: of the run, by which models are varied.
         dtype: of the floats that come back: float32 or float64.
-        host_engine: maker ``(task, *, num_envs, decimation, num_threads) -> Engine``.
+        host_engine: maker ``(task, *, num_envs, decimation, num_threads, seed) -> Engine``.
 
     Raises:
         UsageError: what ``host_engine`` raises.
     """
 
     def make(num_envs: int, num_threads_each: int) -> Engine:
-        return host_engine(task, num_envs=num_envs, decimation=decimation, num_threads=num_threads_each)
+        return host_engine(task, num_envs=num_envs, decimation=decimation, num_threads=num_threads_each, seed=seed)
 
-    return HostEngine(make, num_threads=num_threads, dtype=dtype)
+    return HostEngine(make, num_threads=num_threads, dtype=dtype, num_models=task.num_models)
 
 
 class HostEngine:
@@ -63,14 +71,17 @@ class HostEngine:
         make_engine: ``(num_envs, num_threads) -> Engine``.
         num_threads: of this process, shared by the devices that step at the same time.
         dtype: of the floats that come back: float32 or float64.
+        num_models: variants of the model, which the engine keeps as ``model`` in its state if there are several.
 
     Raises:
         UsageError: what ``make_engine`` raises, or its engine does not take numpy arrays.
     """
 
-    def __init__(self, make_engine: Callable[[int, int], Engine], *, num_threads: int, dtype: Any) -> None:
+    def __init__(
+        self, make_engine: Callable[[int, int], Engine], *, num_threads: int, dtype: Any, num_models: int = 1
+    ) -> None:
         self._make_engine, self._num_threads = make_engine, num_threads
-        self._dtype = np.dtype(dtype)
+        self._dtype, self._num_models = np.dtype(dtype), num_models
         self._idle: dict[tuple[int, int], list[Engine]] = {}
         self._engines: list[Engine] = []
         self._log_path: Path | None = None
@@ -85,14 +96,21 @@ class HostEngine:
 
     # --- what a program calls ------------------------------------------------------------------------------------
 
-    def start(self, num_envs: int) -> Physics:
-        """Return the physics of ``num_envs`` envs in the model's default state."""
+    def start(self, env_ids: Array) -> Physics:
+        """Return the physics of envs in their models' default state; ``env_ids (num_envs,)`` are int32 global ids."""
+        num_envs = env_ids.shape[0]
         rows = {name: jnp.asarray(_to_bits(row[None])) for name, row in self._rows.items()}
         rows[LAST_SENSORDATA] = jnp.zeros((1, self.num_sensordata), dtype=self._dtype)
-        return {name: jnp.broadcast_to(row, (num_envs, row.shape[1])) for name, row in rows.items()}
+        physics = {name: jnp.broadcast_to(row, (num_envs, row.shape[1])) for name, row in rows.items()}
+        if self._num_models > 1:
+            physics["model"] = (env_ids % self._num_models).astype(jnp.uint32)[:, None]
+        return physics
 
-    def step(self, physics: Physics, ctrl: Array) -> tuple[Physics, StepInfo]:
-        """Advance every env by one env step under constant ``ctrl (num_envs, num_controls)``."""
+    def step(self, physics: Physics, ctrl: Array, push: Array | None = None) -> tuple[Physics, StepInfo]:
+        """Advance every env by one env step under constant ``ctrl (num_envs, num_controls)``.
+
+        ``push (num_envs, num_velocities)`` is added to the velocities before the first physics step.
+        """
         state = {name: physics[name] for name in self._rows}
         sizes = (self.num_positions, self.num_velocities, self.num_sensordata)
         shapes = (
@@ -101,7 +119,8 @@ class HostEngine:
             jax.ShapeDtypeStruct((ctrl.shape[0],), np.bool_),
         )
         callback = partial(self._step_on_host, self._threads_per_engine())
-        state, words, diverged = _call_host(callback, shapes, state, self._to_words(ctrl))
+        push_words = None if push is None else self._to_words(push)
+        state, words, diverged = _call_host(callback, shapes, state, self._to_words(ctrl), push_words)
         qpos, qvel, sensordata = (self._from_words(each) for each in words)
         info = StepInfo(qpos, qvel, sensordata, diverged)
         return state | {LAST_SENSORDATA: info.sensordata}, info
@@ -130,11 +149,13 @@ class HostEngine:
 
     # --- on the host ---------------------------------------------------------------------------------------------
 
-    def _step_on_host(self, num_threads: int, state: Mapping[str, Array], ctrl: Array) -> tuple[Any, ...]:
+    def _step_on_host(
+        self, num_threads: int, state: Mapping[str, Array], ctrl: Array, push: Array | None
+    ) -> tuple[Any, ...]:
         ctrl = self._floats(ctrl)
         with self._engine(len(ctrl), num_threads) as engine:
             engine.load_state_dict(self._from_bits(state))
-            info = engine.step(ctrl)
+            info = engine.step(ctrl, None if push is None else self._floats(push))
             floats = (info.qpos, info.qvel, info.sensordata)
             # The engine lends its buffers: they must be copied before somebody else steps it.
             words = tuple(self._words(array) for array in floats)

@@ -121,13 +121,18 @@ class MjxEngine:
         """Nothing: MJX gives no warnings."""
         return {}
 
-    def start(self, num_envs: int) -> Physics:
-        """Return the physics of ``num_envs`` envs in the model's default state."""
+    def start(self, env_ids: Array) -> Physics:
+        """Return the physics of envs in the model's default state; ``env_ids (num_envs,)`` are int32 global ids."""
         rows = {name: jnp.asarray(row, dtype=self.dtype) for name, row in self._default_rows().items()}
-        return {name: jnp.broadcast_to(row, (num_envs, *row.shape)) for name, row in rows.items()}
+        return {name: jnp.broadcast_to(row, (env_ids.shape[0], *row.shape)) for name, row in rows.items()}
 
-    def step(self, physics: Physics, ctrl: Array) -> tuple[Physics, StepInfo]:
-        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``."""
+    def step(self, physics: Physics, ctrl: Array, push: Array | None = None) -> tuple[Physics, StepInfo]:
+        """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``.
+
+        ``push (num_envs, num_velocities)`` is added to the velocities before the first of them.
+        """
+        if push is not None:
+            physics = physics | {"qvel": physics["qvel"] + push}
         physics, diverged = self._run(self._step_batch, physics, ctrl)
         return physics, StepInfo(physics["qpos"], physics["qvel"], physics["sensordata"], diverged)
 

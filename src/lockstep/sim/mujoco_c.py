@@ -1,7 +1,7 @@
 """The engine ``mujoco``: batched C MuJoCo on a pool of CPU threads."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import StepInfo, Task
+from lockstep.sim.models import load_models, model_indices
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -19,23 +20,20 @@ BoolArray = NDArray[np.bool_]
 _WARNING_NAMES = [mujoco.mjtWarning(index).name for index in range(int(mujoco.mjtWarning.mjNWARNING))]
 
 
-def make_engine(task: Task, *, num_envs: int, decimation: int, num_threads: int, **_: Any) -> "MujocoEngine":
+def make_engine(
+    task: Task, *, num_envs: int, decimation: int, num_threads: int, seed: int, first_env_id: int = 0, **_: Any
+) -> "MujocoEngine":
     """Return the engine that steps the task's MJCF file; of what other engines are told it needs nothing.
 
     Raises:
         UsageError: the task has no MJCF file, or MuJoCo can't read it.
     """
-    if task.model_path is None:
-        raise UsageError(f"{type(task).__name__} has no MuJoCo model; use --engine analytic")
-    try:
-        model = mujoco.MjModel.from_xml_path(str(task.model_path))
-    except ValueError as error:
-        raise UsageError(f"MuJoCo can't read {task.model_path}: {error}") from error
-    return MujocoEngine(model, num_envs, decimation, num_threads)
+    models = load_models(task, seed)
+    return MujocoEngine(models[0], num_envs, decimation, num_threads, variants=models, first_env_id=first_env_id)
 
 
 class MujocoEngine:
-    """Steps ``num_envs`` copies of one MuJoCo model; takes and returns numpy arrays in float64.
+    """Steps envs of one MuJoCo model, or of variants of it; takes and returns numpy arrays in float64.
 
     The state of an env is MuJoCo's integration state, which includes the solver's warm start (``qacc_warmstart``), so
     results are bit for bit those of one ``mj_step`` loop per env: they depend neither on the number of threads nor on
@@ -50,6 +48,8 @@ class MujocoEngine:
         num_envs: number of envs, 0 included.
         decimation: physics steps per env step.
         num_threads: threads that step, the calling one among them.
+        variants: of the model, which the envs have by turns; empty or one: all have the model.
+        first_env_id: global id of the first env, which has variant ``first_env_id % len(variants)``.
 
     Raises:
         UsageError: a number that is too small, or a model that can't be stepped in batches (one with sleeping enabled).
@@ -58,7 +58,16 @@ class MujocoEngine:
     takes_numpy: ClassVar[bool] = True
     """Arrays cross the border as numpy arrays on the host, in float64."""
 
-    def __init__(self, model: mujoco.MjModel, num_envs: int, decimation: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        num_envs: int,
+        decimation: int,
+        num_threads: int,
+        *,
+        variants: Sequence[mujoco.MjModel] = (),
+        first_env_id: int = 0,
+    ) -> None:
         for name, value in (("num_envs", num_envs), ("decimation", decimation), ("num_threads", num_threads)):
             if value < (name != "num_envs"):
                 raise UsageError(f"{name} {value} of the mujoco engine is too small; use at least 1")
@@ -72,6 +81,8 @@ class MujocoEngine:
         self.num_positions, self.num_velocities = int(model.nq), int(model.nv)
         self.num_controls, self.num_sensordata = int(model.nu), int(model.nsensordata)
         self._warning_counts: Counter[str] = Counter()
+        self._variants = list(variants) if len(variants) > 1 else []
+        self._set_variants(model_indices(first_env_id + np.arange(num_envs, dtype=np.int32), max(1, len(variants))))
 
         # Live views of the batch's rows, (num_envs, ...): to write to them is to set the state.
         self._rows: FloatArray = self._batch.state[:num_envs]
@@ -89,14 +100,24 @@ class MujocoEngine:
         """What MuJoCo had to say, by name, in envs and env steps."""
         return self._warning_counts
 
-    def step(self, ctrl: ArrayLike) -> StepInfo:
+    def _set_variants(self, model_of_env: NDArray[np.int32]) -> None:
+        self._model_of_env = model_of_env
+        if self._variants:
+            # The one that nobody sees, where there are no envs, has a model too.
+            self._batch.set_models([self._variants[index] for index in model_of_env] or self._variants[:1])
+
+    def step(self, ctrl: ArrayLike, push: ArrayLike | None = None) -> StepInfo:
         """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, nu)``.
+
+        ``push (num_envs, nv)`` is added to the velocities before the first of them.
 
         The arrays of the result are contiguous buffers of the engine, lent to the caller until the next ``step``
         (``reset`` leaves them alone): ``torch.from_numpy`` takes them without a copy.
         """
         np.copyto(self._rows_before, self._rows)
         self._live_ctrl[...] = ctrl
+        if push is not None:
+            self._live_qvel += push
         diverged: BoolArray = ~np.isfinite(self._live_ctrl).all(axis=1)
         self._live_ctrl[diverged] = 0.0  # MuJoCo would do the same, and warn in every step
         try:
@@ -154,9 +175,13 @@ class MujocoEngine:
         self._sensordata = self._sensordata.copy()  # what the last step has lent stays as it is
         self._sensordata[env_ids] = self._live_sensordata[env_ids]
 
-    def state_dict(self) -> dict[str, FloatArray]:
-        """Return copies of the integration state ``(num_envs, nstate)`` and of the sensordata of every env."""
-        return {"integration_state": self._rows.copy(), "sensordata": self._sensordata.copy()}
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return copies of the integration state ``(num_envs, nstate)`` and of the sensordata of every env.
+
+        Where there are variants of the model, ``model (num_envs,)`` says which of them each env has.
+        """
+        state = {"integration_state": self._rows.copy(), "sensordata": self._sensordata.copy()}
+        return state | {"model": self._model_of_env.copy()} if self._variants else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken.
@@ -171,6 +196,10 @@ class MujocoEngine:
                     f"saved {name} has shape {shape}, this engine's has {own.shape}; load the state of the same model "
                     "and number of envs"
                 )
+        if self._variants:
+            model_of_env = np.asarray(state["model"], dtype=np.int32)
+            if not np.array_equal(model_of_env, self._model_of_env):
+                self._set_variants(model_of_env.copy())
         self._rows[...] = state["integration_state"]
         self._sensordata = np.empty_like(self._sensordata)  # what was lent stays as it is
         self._sensordata[...] = state["sensordata"]

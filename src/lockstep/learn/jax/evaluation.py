@@ -16,7 +16,7 @@ from lockstep.learn.jax.statistics import local_parameters, psum
 class Episodes(NamedTuple):
     """One finished episode per env; those of padded envs are zeros."""
 
-    term_returns: jax.Array  # (num_envs, num_terms) float64, the sum of each reward term
+    term_sums: jax.Array  # (num_envs, num_terms) float64: the sum of each reward term, then of each metric
     lengths: jax.Array  # (num_envs,) float64 in env steps
 
 
@@ -54,7 +54,7 @@ def evaluate(actor: Actor, replicated: Any, env_ids: jax.Array, env: JaxEnv | No
         raise ValueError("there are no envs for an evaluation; see evaluation.interval of the config")
     memory = actor.initial_memory(env_ids.shape[0])
     episodes = run_episodes(env, partial(actor.act, replicated), memory, env_ids)
-    return summarise(episodes, env_ids, env.task.reward_terms)
+    return summarise(episodes, env_ids, env.task.reward_terms, env.task.metric_terms)
 
 
 def run_episodes(
@@ -72,7 +72,7 @@ def run_episodes(
             cleared.
         env_ids: ``(num_envs,)`` int32; -1 is padding.
     """
-    num_terms = len(env.task.reward_terms)
+    num_terms = len(env.task.reward_terms) + len(env.task.metric_terms)
 
     def is_going_on(progress: _Progress) -> jax.Array:
         return progress.running.any() & (progress.num_steps < env.config.max_episode_steps)
@@ -83,7 +83,7 @@ def run_episodes(
         state, transition = env.step(progress.env, actions, EnvNoise(*(rows[0] for rows in noise)))
         running = progress.running[:, None]
         totals = progress.totals + jnp.concatenate(
-            (jnp.where(running, transition.reward_terms, 0.0).astype(jnp.float64), running.astype(jnp.float64)), axis=1
+            (jnp.where(running, transition.terms, 0.0).astype(jnp.float64), running.astype(jnp.float64)), axis=1
         )
         return _Progress(state, memory, totals, progress.running & ~transition.done, progress.num_steps + 1)
 
@@ -98,10 +98,12 @@ def run_episodes(
     return Episodes(totals[:, :-1], totals[:, -1])
 
 
-def summarise(episodes: Episodes, env_ids: jax.Array, reward_terms: tuple[str, ...]) -> dict[str, jax.Array]:
+def summarise(
+    episodes: Episodes, env_ids: jax.Array, reward_terms: tuple[str, ...], metric_terms: tuple[str, ...] = ()
+) -> dict[str, jax.Array]:
     """Return means over the episodes that all ranks have shared out, the same on every rank."""
     count = (env_ids >= 0).sum(dtype=jnp.float64).reshape(1)
-    sums = jnp.concatenate((episodes.term_returns.sum(0), episodes.lengths.sum(keepdims=True), count))
-    metrics = episode_metrics(psum(sums), reward_terms)
+    sums = jnp.concatenate((episodes.term_sums.sum(0), episodes.lengths.sum(keepdims=True), count))
+    metrics = episode_metrics(psum(sums), reward_terms, metric_terms)
     del metrics["num_episodes"]  # the config says how many there are
     return metrics

@@ -355,7 +355,7 @@ class Ppo:
             "iteration": after.iteration,
             "env_steps": after.env_steps,
             "num_steps": num_steps.astype(jnp.int64),
-            **episode_metrics(episodes, self.env.task.reward_terms),
+            **episode_metrics(episodes, self.env.task.reward_terms, self.env.task.metric_terms),
             "kl": kl,
             **{f"loss/{name}": value for name, value in zip(RIDERS[1:], losses, strict=True)},
             "learning_rate": after.learning_rate,

@@ -288,7 +288,7 @@ class Sac:
             "iteration": chosen.counters.iteration,
             "env_steps": chosen.counters.env_steps,
             "num_steps": new_steps,
-            **episode_metrics(sums[:num_sums], self.env.task.reward_terms),
+            **episode_metrics(sums[:num_sums], self.env.task.reward_terms, self.env.task.metric_terms),
             **_update_metrics(progress, num_updates),
             "learning_rate": jnp.full((), self.config.learning_rate, jnp.float64),
             "num_diverged": sums[num_sums].astype(jnp.int64),

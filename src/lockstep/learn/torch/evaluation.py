@@ -18,6 +18,7 @@ class Episodes(NamedTuple):
     returns: torch.Tensor  # (num_episodes,) float64
     lengths: torch.Tensor  # (num_episodes,) int64 in env steps
     term_returns: dict[str, torch.Tensor]  # reward term -> (num_episodes,) float64; their sum is ``returns``
+    metric_sums: dict[str, torch.Tensor]  # metric -> (num_episodes,) float64, the sum over the episode's env steps
 
 
 @torch.no_grad()
@@ -29,21 +30,24 @@ def evaluate(policy: ActorCritic, env: TorchEnv) -> Episodes:
     beats.enter("evaluate")
     observations = env.reset()
     state = policy.initial_state(env.num_envs).actor
-    num_terms = len(env.task.reward_terms)
-    totals = torch.zeros((env.num_envs, num_terms + 1), dtype=torch.float64, device=env.device)
+    names = (*env.task.reward_terms, *env.task.metric_terms)
+    num_rewards = len(env.task.reward_terms)
+    totals = torch.zeros((env.num_envs, len(names) + 1), dtype=torch.float64, device=env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     for step in range(env.config.max_episode_steps):
         beats.enter("evaluate")
         distribution, state = policy.act(observations, state)
         transition = env.step(distribution.mode())
-        totals[:, :-1] += torch.where(running.unsqueeze(1), transition.reward_terms, 0.0)
+        totals[:, :-1] += torch.where(running.unsqueeze(1), transition.terms, 0.0)
         totals[:, -1] += running
         running &= ~transition.done
         observations = transition.observations
         if step % STEPS_BETWEEN_LOOKS == 0 and not running.any():
             break
     terms, lengths = totals[:, :-1].cpu(), totals[:, -1].cpu().long()
-    return Episodes(terms.sum(1), lengths, dict(zip(env.task.reward_terms, terms.unbind(1), strict=True)))
+    sums = list(zip(names, terms.unbind(1), strict=True))
+    returns = terms[:, :num_rewards].sum(1)
+    return Episodes(returns, lengths, dict(sums[:num_rewards]), dict(sums[num_rewards:]))
 
 
 def summarise(episodes: Episodes, comm: Comm) -> dict[str, float]:
@@ -51,8 +55,12 @@ def summarise(episodes: Episodes, comm: Comm) -> dict[str, float]:
 
     Means are taken over all episodes in the order of their envs, so they don't depend on the number of ranks.
     """
-    columns = (episodes.returns, episodes.lengths.double(), *episodes.term_returns.values())
-    means = comm.gather_rows(torch.stack(columns, dim=1), "evaluation").mean(0)
+    columns = {"mean_return": episodes.returns, "mean_episode_length": episodes.lengths.double()}
+    columns |= {f"reward/{name}": values for name, values in episodes.term_returns.items()}
+    columns |= {f"metric/{name}": values for name, values in episodes.metric_sums.items()}
+    means = comm.gather_rows(torch.stack(tuple(columns.values()), dim=1), "evaluation").mean(0)
     comm.broadcast_({"means": means}, "evaluation")
-    names = ("mean_return", "mean_episode_length", *(f"reward/{name}" for name in episodes.term_returns))
-    return {f"eval/{name}": mean for name, mean in zip(names, means.tolist(), strict=True)}
+    named = dict(zip(columns, means.tolist(), strict=True))
+    for name in episodes.metric_sums:
+        named[f"metric/{name}"] /= named["mean_episode_length"]  # a mean over env steps
+    return {f"eval/{name}": mean for name, mean in named.items()}

@@ -63,7 +63,7 @@ def iteration_metrics(
     metrics: Metrics = {
         "num_steps": int(all_steps),
         "steps_per_s": all_steps / max(sum(times) for times in times_by_rank),
-        **summarise(episode_sums, env.task.reward_terms),
+        **summarise(episode_sums, env.task.reward_terms, env.task.metric_terms),
         "kl": losses.pop("kl"),
         **{f"loss/{name}": value for name, value in losses.items()},
         "learning_rate": learning_rate,

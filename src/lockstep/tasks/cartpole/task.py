@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from lockstep.core.types import ActionSpace, Array, InitialState, Namespace, Observations, State
+from lockstep.core.types import ActionSpace, Array, InitialState, Namespace, Observations, State, Task
 from lockstep.tasks.cartpole.config import CartpoleConfig
 
 TIMESTEP = 0.01  # s, as in model.xml: a task can't ask MuJoCo for it
 
 
-class Cartpole:
+class Cartpole(Task):
     """A cart on a rail, pushed by a motor, with a pole on a hinge; see ``model.xml``.
 
     ``qpos`` is (cart position in m, pole angle in rad, 0 upright), ``qvel`` its rate, ``ctrl`` in [-1, 1] a share of

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from lockstep.core.types import ActionSpace, Array, InitialState, Namespace, Observations, State
+from lockstep.core.types import ActionSpace, Array, InitialState, Namespace, Observations, State, Task
 from lockstep.tasks.cartpole_classic.config import CartpoleClassicConfig
 
 GRAVITY = 9.8  # m/s^2
@@ -14,7 +14,7 @@ POLE_HALF_LENGTH = 0.5  # m
 TIMESTEP = 0.02  # s
 
 
-class CartpoleClassic:
+class CartpoleClassic(Task):
     """Keep a pole upright by pushing the cart it stands on.
 
     Equations: A. G. Barto, R. S. Sutton and C. W. Anderson, "Neuronlike adaptive elements that can solve difficult
