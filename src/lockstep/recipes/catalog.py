@@ -69,6 +69,13 @@ for _entry in (
         engines=("mujoco",),
         other_recipes={"sac": "lockstep.recipes.cartpole_sac:cartpole_swingup"},
     ),
+    TaskEntry(
+        name="quadruped_velocity_flat",
+        description="walk on four legs over flat ground as fast as commanded, with pushes and randomised robots",
+        task="lockstep.tasks.quadruped_velocity_flat.task:QuadrupedVelocityFlat",
+        recipe="lockstep.recipes.quadruped:quadruped_velocity_flat",
+        engines=("mujoco",),
+    ),
 ):
     TASKS.register(_entry.name, _entry)
 
