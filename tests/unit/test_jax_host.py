@@ -66,7 +66,7 @@ def test_steps_and_resets_are_those_of_the_engine_itself(model: mujoco.MjModel, 
         return physics, (info, sensordata)
 
     physics, (infos, sensordata) = jax.jit(
-        lambda ctrl, masks: jax.lax.scan(step, engine.start(NUM_ENVS), (ctrl, masks))
+        lambda ctrl, masks: jax.lax.scan(step, engine.start(jnp.arange(NUM_ENVS, dtype=jnp.int32)), (ctrl, masks))
     )(jnp.asarray(ctrl, dtype), masks)
     for number in range(30):
         expected = np.array(direct.reset(masks[number], qpos, qvel))
@@ -85,7 +85,7 @@ def test_steps_and_resets_are_those_of_the_engine_itself(model: mujoco.MjModel, 
 def test_a_failed_env_is_flagged_and_its_warning_counted() -> None:
     model = mujoco.MjModel.from_xml_string(POINT)
     engine = HostEngine(lambda *sizes: MujocoEngine(model, sizes[0], 2, sizes[1]), num_threads=1, dtype="float64")
-    physics = engine.start(4)
+    physics = engine.start(jnp.arange(4, dtype=jnp.int32))
     assert engine.warning_counts == {}
     mask, qpos, qvel = np.arange(4) == 1, np.zeros((4, 1)), np.full((4, 1), 1e11)
     ctrl = np.array([[0.0], [0.0], [np.nan], [1.0]])
@@ -119,7 +119,7 @@ def test_a_start_that_mujoco_warns_of_is_flagged_in_the_first_step() -> None:
             infos.append(info)
         return sensordata, infos
 
-    sensordata, infos = jax.jit(reset_and_steps)(engine.start(3))
+    sensordata, infos = jax.jit(reset_and_steps)(engine.start(jnp.arange(3, dtype=jnp.int32)))
     assert sensordata[0].tolist() == [0.25]
     for info in infos:
         assert info.diverged.tolist() == [False, True, True]
@@ -148,7 +148,7 @@ class Odd:
         }
         self.in_use = threading.Lock()
 
-    def step(self, ctrl: np.ndarray) -> StepInfo:
+    def step(self, ctrl: np.ndarray, push: np.ndarray | None = None) -> StepInfo:
         assert self.in_use.acquire(blocking=False)
         time.sleep(0.02)
         assert np.isnan(self.state["message"]).all()
@@ -181,7 +181,7 @@ def odd_engine(num_threads: int = 1) -> tuple[HostEngine, list[tuple[int, int]]]
 
 def test_every_bit_of_the_state_survives() -> None:
     engine, _ = odd_engine()
-    physics = engine.start(5)
+    physics = engine.start(jnp.arange(5, dtype=jnp.int32))
 
     def steps(physics: Any) -> Any:
         for _ in range(3):
@@ -208,7 +208,9 @@ def test_devices_step_at_the_same_time_and_share_the_threads(num_threads: int) -
         def step(physics: Any, _: None) -> Any:
             return engine.step(physics, ctrl)
 
-        physics = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, "ranks", to="varying"), engine.start(2))
+        physics = jax.tree.map(
+            lambda leaf: jax.lax.pcast(leaf, "ranks", to="varying"), engine.start(jnp.arange(2, dtype=jnp.int32))
+        )
         return jax.lax.scan(lambda physics, _: marked(step(physics, None)), physics, None, length=10)
 
     def marked(result: Any) -> Any:
@@ -231,7 +233,7 @@ def test_without_jit_each_rank_calls_by_itself() -> None:
     engine, made = odd_engine()
 
     def steps(ctrl: Any) -> Any:
-        physics, _ = engine.step(engine.start(2), ctrl)
+        physics, _ = engine.step(engine.start(jnp.arange(2, dtype=jnp.int32)), ctrl)
         physics, info = engine.step(physics, ctrl)
         return physics, info.qpos
 
@@ -244,9 +246,9 @@ def test_without_jit_each_rank_calls_by_itself() -> None:
 
 def test_all_engine_objects_log_and_close(tmp_path: Path) -> None:
     engine, made = odd_engine()
-    engine.step(engine.start(2), np.zeros((2, 1), dtype=np.float32))
+    engine.step(engine.start(jnp.arange(2, dtype=jnp.int32)), np.zeros((2, 1), dtype=np.float32))
     engine.log_to(tmp_path / "log")
-    engine.step(engine.start(3), np.zeros((3, 1), dtype=np.float32))
+    engine.step(engine.start(jnp.arange(3, dtype=jnp.int32)), np.zeros((3, 1), dtype=np.float32))
     assert (tmp_path / "log").read_text() == "xxx"
     engine.close()
     assert made == [(1, 1), (2, 1), (3, 1), *[(0, 0)] * 3]

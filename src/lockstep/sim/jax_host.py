@@ -102,7 +102,7 @@ class HostEngine:
         rows = {name: jnp.asarray(_to_bits(row[None])) for name, row in self._rows.items()}
         rows[LAST_SENSORDATA] = jnp.zeros((1, self.num_sensordata), dtype=self._dtype)
         physics = {name: jnp.broadcast_to(row, (num_envs, row.shape[1])) for name, row in rows.items()}
-        if self._num_models > 1:
+        if "model" in self._rows:
             physics["model"] = (env_ids % self._num_models).astype(jnp.uint32)[:, None]
         return physics
 

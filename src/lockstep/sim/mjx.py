@@ -16,7 +16,7 @@ on a CPU, too.
 import contextlib
 import importlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ with contextlib.redirect_stdout(io.StringIO()):  # it says there what of Warp is
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Array, Physics, StepInfo, Task
+from lockstep.sim.mjx_models import ModelPool
+from lockstep.sim.models import load_models
 
 STATE_FIELDS = ("time", "qpos", "qvel", "act", "history", "qacc_warmstart", "sensordata")
 """What of ``mjx.Data`` a step takes up and changes; the rest is computed anew or stays at the model's default."""
@@ -43,6 +45,7 @@ def make_pure_engine(
     *,
     decimation: int,
     dtype: Any,
+    seed: int,
     implementation: str = "jax",
     num_contacts: int = 0,
     num_constraints: int = 0,
@@ -53,7 +56,8 @@ def make_pure_engine(
     Args:
         task: to simulate.
         decimation: physics steps per env step.
-        dtype: of all arrays, float32 or float64.
+        dtype: of all floats, float32 or float64.
+        seed: of the run, by which models are varied.
         implementation: ``jax``, or ``warp``: then it is a ``MjxWarpEngine``, which the two numbers are for.
         num_contacts: room for contacts.
         num_constraints: room for constraints.
@@ -61,29 +65,25 @@ def make_pure_engine(
     Raises:
         UsageError: the task has no MJCF file, MuJoCo can't read it, or MJX can't step it.
     """
-    if task.model_path is None:
-        raise UsageError(f"{type(task).__name__} has no MuJoCo model; use --engine analytic")
-    try:
-        model = mujoco.MjModel.from_xml_path(str(task.model_path))
-    except ValueError as error:
-        raise UsageError(f"MuJoCo can't read {task.model_path}: {error}") from error
+    models = load_models(task, seed)
     if implementation == "jax":
-        return MjxEngine(model, decimation, dtype)
-    return MjxWarpEngine(model, decimation, dtype, num_contacts=num_contacts, num_constraints=num_constraints)
+        return MjxEngine(models, decimation, dtype)
+    return MjxWarpEngine(models, decimation, dtype, num_contacts=num_contacts, num_constraints=num_constraints)
 
 
 class MjxEngine:
-    """Steps a batch of one MuJoCo model by MJX.
+    """Steps a batch of one MuJoCo model, or of variants of it, by MJX.
 
     Physics: the fields of ``mjx.Data`` named in ``STATE_FIELDS``, each ``(num_envs, ...)`` in ``dtype``; the solver's
-    warm start is among them. An env in which physics fails (a value that is not finite or beyond ``mjMAXVAL``, in its
-    controls, positions, velocities or accelerations) is flagged in ``diverged`` and keeps the physics it began the step
-    with.
+    warm start is among them. Where there are variants, ``model (num_envs,)`` int32 says which of them each env has.
+
+    An env in which physics fails (a value that is not finite or beyond ``mjMAXVAL``, in its controls, positions,
+    velocities or accelerations) is flagged in ``diverged`` and keeps the physics it began the step with.
 
     Args:
-        model: the compiled model.
+        models: the compiled model, or variants of it, which the envs have by turns.
         decimation: physics steps per env step.
-        dtype: of all arrays, float32 or float64.
+        dtype: of all floats, float32 or float64.
 
     Raises:
         UsageError: ``decimation`` below 1, or a model that MJX can't step.
@@ -92,27 +92,28 @@ class MjxEngine:
     _solver = "MJX"
     """Who refuses a model."""
 
-    def __init__(self, model: mujoco.MjModel, decimation: int, dtype: Any) -> None:
+    def __init__(self, models: mujoco.MjModel | Sequence[mujoco.MjModel], decimation: int, dtype: Any) -> None:
+        variants = [models] if isinstance(models, mujoco.MjModel) else list(models)
         if decimation < 1:
             raise UsageError(f"decimation {decimation} of the mjx engine is too small; use at least 1")
         self.decimation, self.dtype = decimation, np.dtype(dtype)
-        self.num_positions, self.num_velocities = int(model.nq), int(model.nv)
-        self.num_controls, self.num_sensordata = int(model.nu), int(model.nsensordata)
+        self.num_positions, self.num_velocities = int(variants[0].nq), int(variants[0].nv)
+        self.num_controls, self.num_sensordata = int(variants[0].nu), int(variants[0].nsensordata)
         self._exported: dict[tuple[str, int], jax.export.Exported] = {}
         try:
             with self._precision():
-                self._load(model)
+                self._load(variants)
         except (NotImplementedError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UsageError(f"{self._solver} can't step this model: {reason}; use --engine mujoco") from error
 
-    def _load(self, model: mujoco.MjModel) -> None:
+    def _load(self, variants: list[mujoco.MjModel]) -> None:
         # Copies on the host: a program for any device takes them up as constants.
         device = jax.local_devices()[0]
-        self._model = _on_host(mjx.put_model(model, device=device, impl="jax"))
-        self._data = _on_host(mjx.make_data(model, device=device, impl="jax"))
+        self._models = ModelPool(variants, lambda model: _on_host(mjx.put_model(model, device=device, impl="jax")))
+        self._data = _on_host(mjx.make_data(variants[0], device=device, impl="jax"))
         self._step_one = self._trace_step()
-        if self._data._impl.efc_J.size == 0 and (model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC).any():
+        if self._data._impl.efc_J.size == 0 and (variants[0].sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC).any():
             # mjx.forward ends before it comes to these sensors where there is nothing to solve.
             raise NotImplementedError("it has sensors of forces or accelerations and no constraints")
 
@@ -124,16 +125,20 @@ class MjxEngine:
     def start(self, env_ids: Array) -> Physics:
         """Return the physics of envs in the model's default state; ``env_ids (num_envs,)`` are int32 global ids."""
         rows = {name: jnp.asarray(row, dtype=self.dtype) for name, row in self._default_rows().items()}
-        return {name: jnp.broadcast_to(row, (env_ids.shape[0], *row.shape)) for name, row in rows.items()}
+        physics = {name: jnp.broadcast_to(row, (env_ids.shape[0], *row.shape)) for name, row in rows.items()}
+        return physics | ({"model": env_ids % self._models.size} if self._models.size > 1 else {})
 
     def step(self, physics: Physics, ctrl: Array, push: Array | None = None) -> tuple[Physics, StepInfo]:
         """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, num_controls)``.
 
         ``push (num_envs, num_velocities)`` is added to the velocities before the first of them.
         """
+        qvel = physics["qvel"]
         if push is not None:
-            physics = physics | {"qvel": physics["qvel"] + push}
+            physics = physics | {"qvel": qvel + push}
         physics, diverged = self._run(self._step_batch, physics, ctrl)
+        if push is not None:  # what a failed env goes back to knows nothing of it
+            physics = physics | {"qvel": _where(diverged, qvel, physics["qvel"])}
         return physics, StepInfo(physics["qpos"], physics["qvel"], physics["sensordata"], diverged)
 
     def reset(self, physics: Physics, mask: Array, qpos: Array, qvel: Array) -> tuple[Physics, Array]:
@@ -143,7 +148,7 @@ class MjxEngine:
         """
         given = {name: jnp.asarray(row, dtype=self.dtype) for name, row in self._default_rows().items()}
         given |= {"qpos": qpos, "qvel": qvel}
-        physics = {name: _where(mask, given[name], old) for name, old in physics.items()}
+        physics = physics | {name: _where(mask, new, physics[name]) for name, new in given.items()}
         if not self.num_sensordata:
             return physics, physics["sensordata"]
 
@@ -218,8 +223,8 @@ class MjxEngine:
         """
 
         def step(physics: Physics, ctrl: Array) -> Physics:
-            model, data = jax.tree.map(jnp.asarray, (self._model, self._data))
-            return _fields_of(mjx.step(model, data.replace(ctrl=ctrl, **physics)))
+            model, data = self._models.pick(physics.get("model")), jax.tree.map(jnp.asarray, self._data)
+            return physics | _fields_of(mjx.step(model, _put_into(data, physics, ctrl)))
 
         physics, ctrl = self._shapes()
         traced = jaxpr_as_fun(jax.make_jaxpr(step)(physics, ctrl))
@@ -227,10 +232,10 @@ class MjxEngine:
         return lambda physics, ctrl: jax.tree.unflatten(tree, traced(*jax.tree.leaves(physics), ctrl))
 
     def _measure_batch(self, physics: Physics, ctrl: Array) -> Array:
-        model, data = jax.tree.map(jnp.asarray, (self._model, self._data_for(ctrl.shape[0])))
+        data = jax.tree.map(jnp.asarray, self._data_for(ctrl.shape[0]))
 
         def measure(physics: Physics, ctrl: Array) -> Array:
-            return mjx.forward(model, data.replace(ctrl=ctrl, **physics)).sensordata
+            return mjx.forward(self._models.pick(physics.get("model")), _put_into(data, physics, ctrl)).sensordata
 
         return jax.vmap(measure)(physics, ctrl)
 
@@ -245,6 +250,8 @@ class MjxEngine:
         """Return the shapes of what a program takes, physics and controls: of a batch, or of one env alone."""
         rows = self._default_rows()
         physics = {name: jax.ShapeDtypeStruct((*num_envs, *row.shape), self.dtype) for name, row in rows.items()}
+        if self._models.size > 1:
+            physics["model"] = jax.ShapeDtypeStruct(num_envs, np.int32)
         return physics, jax.ShapeDtypeStruct((*num_envs, self.num_controls), self.dtype)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -254,14 +261,14 @@ class MjxEngine:
 
 
 class MjxWarpEngine(MjxEngine):
-    """Steps a batch of one MuJoCo model by the kernels of MuJoCo Warp that come with MJX, in float32.
+    """Steps a batch as ``MjxEngine`` does, by the kernels of MuJoCo Warp that come with MJX, in float32.
 
     They are written for NVIDIA GPUs, where this has not been tried yet, and run on CPUs too. JAX calls them from within
     its program (https://mujoco.readthedocs.io/en/stable/mjx.html#mjx-warp). Contacts and constraints have buffers of a
     fixed size; an env in which something did not fit is flagged in ``diverged``, as are those in which physics fails.
 
     Args:
-        model: the compiled model.
+        models: the compiled model, or variants of it, which the envs have by turns.
         decimation: physics steps per env step.
         dtype: float32.
         num_contacts: per env, on average over the batch, which shares them; 0 for Warp's guess.
@@ -274,23 +281,28 @@ class MjxWarpEngine(MjxEngine):
     _solver = "MuJoCo Warp"
 
     def __init__(
-        self, model: mujoco.MjModel, decimation: int, dtype: Any, *, num_contacts: int = 0, num_constraints: int = 0
+        self,
+        models: mujoco.MjModel | Sequence[mujoco.MjModel],
+        decimation: int,
+        dtype: Any,
+        *,
+        num_contacts: int = 0,
+        num_constraints: int = 0,
     ) -> None:
         if np.dtype(dtype) != np.float32:
             raise UsageError(f"MuJoCo Warp computes in float32, not {np.dtype(dtype)}; use --dtype float32")
         self._num_contacts, self._num_constraints = num_contacts, num_constraints
-        super().__init__(model, decimation, dtype)
+        super().__init__(models, decimation, dtype)
 
-    def _load(self, model: mujoco.MjModel) -> None:
+    def _load(self, variants: list[mujoco.MjModel]) -> None:
         from mujoco.mjx.third_party.mujoco_warp._src.types import OverflowType
 
         _silence_warp()
-        if model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+        if variants[0].opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
             raise NotImplementedError("it lets bodies sleep")  # who sleeps is no part of our state
-        self._host_model = model
-        self._model = _on_host(mjx.put_model(model, device=jax.local_devices()[0], impl="warp"))
-        # We say it ourselves: Warp would print a line for every env and step.
-        self._model = self._model.tree_replace({"opt._impl.warn_overflow": 0})
+        self._host_model = variants[0]
+        self._models = ModelPool(variants, _put_for_warp)
+        _require_per_env(self._models.varied)
         # A solver that stops early is none; MuJoCo goes on there, too.
         self._overflow = int(OverflowType.ALL & ~(OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS))
         self._data = self._make_data(self._num_contacts or None)
@@ -305,18 +317,36 @@ class MjxWarpEngine(MjxEngine):
         return self._make_data(self._num_contacts * num_envs)
 
     def _physics_steps(self, physics: Physics, ctrl: Array) -> tuple[Physics, Array]:
-        model, data = jax.tree.map(jnp.asarray, (self._model, self._data_for(ctrl.shape[0])))
-
-        def physics_step(data: mjx.Data, _: None) -> tuple[mjx.Data, None]:
-            return mjx.step(model, data), None
+        data = jax.tree.map(jnp.asarray, self._data_for(ctrl.shape[0]))
 
         def step(physics: Physics, ctrl: Array) -> tuple[Physics, Array]:
+            model = self._models.pick(physics.get("model"))
+
+            def physics_step(data: mjx.Data, _: None) -> tuple[mjx.Data, None]:
+                return mjx.step(model, data), None
+
             # All data go from step to step, since to fill the buffers anew would cost more than to compute.
-            after, _ = jax.lax.scan(physics_step, data.replace(ctrl=ctrl, **physics), None, length=self.decimation)
-            return _fields_of(after), (after._impl.overflow & self._overflow) != 0
+            after, _ = jax.lax.scan(physics_step, _put_into(data, physics, ctrl), None, length=self.decimation)
+            return physics | _fields_of(after), (after._impl.overflow & self._overflow) != 0
 
         stepped: tuple[Physics, Array] = jax.vmap(step)(physics, ctrl)
         return stepped
+
+
+def _put_for_warp(model: mujoco.MjModel) -> mjx.Model:
+    put = _on_host(mjx.put_model(model, device=jax.local_devices()[0], impl="warp"))
+    # We say it ourselves: Warp would print a line for every env and step.
+    return put.tree_replace({"opt._impl.warn_overflow": 0})
+
+
+def _require_per_env(paths: Sequence[Any]) -> None:
+    """Refuse what Warp has once for all envs."""
+    from mujoco.mjx._src.types import tree_path_to_attr_str
+    from mujoco.mjx.warp.types import _BATCH_DIM
+
+    names = [tree_path_to_attr_str(path) for path in paths]
+    if shared := [name for name in names if not _BATCH_DIM["Model"].get(name, True)]:
+        raise NotImplementedError(f"its variants differ in {', '.join(shared)}, which must be the same in all")
 
 
 def _silence_warp() -> None:
@@ -344,6 +374,11 @@ def _foreign_targets(jaxpr: Any) -> Iterator[str]:
 
 def _on_host(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree)
+
+
+def _put_into(data: mjx.Data, physics: Physics, ctrl: Array) -> mjx.Data:
+    filled: mjx.Data = data.replace(ctrl=ctrl, **{name: physics[name] for name in STATE_FIELDS})
+    return filled
 
 
 def _fields_of(data: mjx.Data) -> dict[str, Any]:
