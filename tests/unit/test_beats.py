@@ -322,17 +322,17 @@ def test_the_phases_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     beats.open_beats(tmp_path, 0, 0)
     spy(training.env, "step")
-    spy(training.learner, "_loss")
+    spy(training.learner.gradients, "ride_")
     training.iteration = 5
     training.iterate()
     num_steps = training.config.agent.num_steps_per_env
-    num_losses = len(seen) - num_steps
-    assert num_losses > training.learner.config.num_mini_batches  # several chunks in each
-    assert seen == [("step in compile", 5, True)] * num_steps + [("_loss in compile", 5, True)] * num_losses
+    num_chunks = len(seen) - num_steps
+    assert num_chunks > training.learner.config.num_mini_batches  # several chunks in each
+    assert seen == [("step in compile", 5, True)] * num_steps + [("ride_ in compile", 5, True)] * num_chunks
     assert read(tmp_path).iteration == 6
     seen.clear()
     training.iterate()
-    assert seen == [("step in rollout", 6, True)] * num_steps + [("_loss in update", 6, True)] * num_losses
+    assert seen == [("step in rollout", 6, True)] * num_steps + [("ride_ in update", 6, True)] * num_chunks
 
     evaluation_env = build_env(training.config)
     spy(evaluation_env, "step")

@@ -1,7 +1,5 @@
 """The policy: actor and critic, each a normaliser, an optional memory and a multilayer perceptron."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -11,14 +9,7 @@ from lockstep.core.types import ActionSpace, Observations
 from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.distributions import Categorical, Distribution, Gaussian
 from lockstep.learn.torch.normalizer import Identity, Normalizer
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    # In place: no second buffer, and the gradient is made from the result instead of another exponential.
-    "elu": partial(nn.ELU, inplace=True),
-    "relu": partial(nn.ReLU, inplace=True),
-    "tanh": nn.Tanh,
-    "silu": nn.SiLU,
-}
+from lockstep.learn.torch.perceptron import Perceptron
 
 
 class Memory(nn.Module):
@@ -71,11 +62,7 @@ class Backbone(nn.Module):
         if config.recurrent != "none":
             self.memory = Memory(config.recurrent, num_inputs, config.recurrent_hidden_dim)
             num_inputs = config.recurrent_hidden_dim
-        layers: list[nn.Module] = []
-        for width in hidden_dims:
-            layers += [nn.Linear(num_inputs, width), ACTIVATIONS[config.activation]()]
-            num_inputs = width
-        self.perceptron = nn.Sequential(*layers, nn.Linear(num_inputs, num_outputs))
+        self.perceptron = Perceptron((num_inputs, *hidden_dims, num_outputs), config.activation)
 
     def initial_state(self, num_envs: int, like: torch.Tensor) -> torch.Tensor:
         """Return the memory's first state; without a memory an empty tensor of zero parts."""
@@ -87,7 +74,7 @@ class Backbone(nn.Module):
         """Return outputs ``(num_envs, num_outputs)`` and the new state."""
         if self.memory is not None:
             inputs, state = self.memory.step(inputs, state)
-        return self.perceptron(inputs), state
+        return self.perceptron.infer(inputs), state
 
     def sequence(self, inputs: torch.Tensor, state: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
         """Return outputs ``(..., num_outputs)``; with a memory ``inputs`` must be ``(num_steps, num_envs, size)``."""

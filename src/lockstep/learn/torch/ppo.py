@@ -16,14 +16,14 @@ from lockstep.core.types import Comm, FlatGradients
 from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.gae import generalised_advantages
 from lockstep.learn.torch.gradients import GradientBuffer
-from lockstep.learn.torch.losses import adapt_learning_rate_, surrogate_loss, value_loss
+from lockstep.learn.torch.losses import RIDERS as RIDERS
+from lockstep.learn.torch.losses import Riders, adapt_learning_rate_, ppo_loss
 from lockstep.learn.torch.minibatches import Batch, Dealer, Sequences
 from lockstep.learn.torch.networks import ActorCritic, PolicyState
+from lockstep.learn.torch.passes import add_gradients_, are_spelled_out
 from lockstep.learn.torch.rollout import Rollout
 from lockstep.learn.torch.statistics import Moments, merge_over_ranks, standardise
 from lockstep.learn.torch.values import rollout_values
-
-RIDERS = ("kl", "surrogate", "value", "entropy")
 
 
 class Samples(NamedTuple):
@@ -177,29 +177,27 @@ class Ppo:
             last_backward: makes the context of the last backward pass, from which on gradients are complete.
         """
         self.gradients.zero_()
+        spelled_out = are_spelled_out(self.policy, self._autocast)
         chunks = list(self.dealer.chunks(minibatch))
         for number, chunk in enumerate(chunks, start=1):
             beats.enter("update")
-            loss, riders = self._loss(chunk)
-            with last_backward(self.gradients) if number == len(chunks) else nullcontext():
-                loss.backward()
+            if spelled_out:
+                riders = add_gradients_(self.config, self.policy, chunk.batch)
+            else:
+                with last_backward(self.gradients) if number == len(chunks) else nullcontext():
+                    riders = self._backward(chunk)
             self.gradients.ride_(riders, chunk.batch.advantages.numel())
 
-    def _loss(self, chunk: Sequences) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Return the loss and the riders, all summed over the chunk's samples."""
-        config, policy, batch = self.config, self.policy, chunk.batch
+    def _backward(self, chunk: Sequences) -> Riders:
+        """Add the gradients of the loss, summed over the chunk's samples, by autograd; return the riders."""
+        policy, batch = self.policy, chunk.batch
         with self.precision():
             distribution, value = policy.evaluate(
                 batch.actor_observations, batch.critic_observations, chunk.start, batch.done
             )
-        log_prob = distribution.log_prob(batch.actions)
-        surrogate = surrogate_loss(log_prob, batch.log_probs, batch.advantages, config.clip_param).sum()
-        error = value_loss(value, batch.values, batch.targets, config.clip_param, config.use_clipped_value_loss).sum()
-        entropy = distribution.entropy().sum()
-        loss = surrogate + config.value_loss_coef * error - config.entropy_coef * entropy
-        with torch.no_grad():
-            kl = distribution.kl_from(policy.unpack(batch.distributions)).sum()
-        return loss, (kl, surrogate.detach(), error.detach(), entropy.detach())
+        loss, riders = ppo_loss(self.config, distribution, policy.unpack(batch.distributions), value, batch)
+        loss.backward()
+        return riders
 
     def _step(self, skip: torch.Tensor) -> torch.Tensor:
         """Adapt the learning rate, clip, step unless ``skip`` is 1; return the gradient norm before clipping."""

@@ -44,7 +44,7 @@ def rollout_values(
 
     def value_of(inputs: torch.Tensor) -> torch.Tensor:
         flat = inputs.reshape(-1, inputs.shape[-1])
-        parts = [perceptron(part).squeeze(-1) for part in flat.split(chunk_size)]
+        parts = [perceptron.infer(part).squeeze(-1) for part in flat.split(chunk_size)]
         return torch.cat(parts).reshape(inputs.shape[:-1]).to(rollout.rewards.dtype)
 
     values = value_of(features)
