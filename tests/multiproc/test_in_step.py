@@ -79,6 +79,30 @@ def test_four_ranks_train_as_one_process_does(ranks_4: RankPool, fixed_alone: Re
     assert_same_training(adaptive, adaptive_alone)
 
 
+# Pushes and new commands several times within 2.4 s, and all else that is random: robots, noise, starts.
+LIVELY = {
+    "num_envs": TOTAL,
+    "env": {"push_interval_s": (0.1, 1.0), "command_interval_s": (0.2, 1.0), "num_physics_threads": 1},
+    "agent": {"schedule": "adaptive", "num_steps_per_env": 24},
+}
+
+
+@pytest.fixture(scope="module")
+def robots_alone() -> Result:
+    result = alone(LIVELY, NUM_ADAPTIVE, "quadruped_velocity_flat")
+    assert sum(metrics["num_episodes"] for metrics in result["curve"]) > TOTAL / 10  # many fall
+    return result
+
+
+def test_a_robot_trains_the_same_on_any_number_of_ranks(
+    ranks_2: RankPool, ranks_4: RankPool, robots_alone: Result
+) -> None:
+    for pool in (ranks_2, ranks_4):
+        settings = LIVELY | {"num_envs": TOTAL // pool.world_size}
+        results = pool.run(f"{JOBS}:train", settings, NUM_ADAPTIVE, "quadruped_velocity_flat")
+        assert_same_training(the_one(results), robots_alone)
+
+
 def test_rounding_is_amplified_no_more_than_in_one_process(ranks_2: RankPool) -> None:
     # Rollouts of the recipe's length, twice as many iterations as are asked to agree.
     def parameters(result: Result) -> torch.Tensor:

@@ -16,6 +16,8 @@ from lockstep.tasks.cartpole_classic.config import CartpoleClassicConfig
 from lockstep.tasks.cartpole_classic.task import CartpoleClassic
 from lockstep.tasks.cartpole_swingup.config import CartpoleSwingupConfig
 from lockstep.tasks.cartpole_swingup.task import CartpoleSwingup
+from lockstep.tasks.quadruped_velocity_flat.config import QuadrupedVelocityFlatConfig
+from lockstep.tasks.quadruped_velocity_flat.task import QuadrupedVelocityFlat
 
 jax = pytest.importorskip("jax")
 
@@ -26,7 +28,10 @@ TASKS: dict[str, Callable[[], Task]] = {
     "balance": lambda: CartpoleBalance(CartpoleBalanceConfig(observation_noise=0.02)),
     "balance, no noise": lambda: CartpoleBalance(CartpoleBalanceConfig()),
     "swingup": lambda: CartpoleSwingup(CartpoleSwingupConfig(observation_noise=0.02)),
+    "quadruped": lambda: QuadrupedVelocityFlat(QuadrupedVelocityFlatConfig()),
 }
+WITH_A_GOAL = [name for name in TASKS if name != "quadruped"]
+"""Tasks whose rewards are not negative, and largest where everything is zero."""
 Arrays = dict[str, Any]
 
 
@@ -46,16 +51,24 @@ def task(request: pytest.FixtureRequest) -> Task:
 def draw(task: Task, dtype: type) -> Arrays:
     """States beyond every limit as well as within, actions that need clipping, and noise."""
     random = np.random.default_rng(7)
+    reset_noise = random.random((NUM_ENVS, task.num_reset_noise))
+    start = task.reset(array_api_compat.numpy, reset_noise)
+    num_positions, num_velocities = start.qpos.shape[1], start.qvel.shape[1]
+    spread = np.array([3.0, 4.0]) if num_positions == 2 else np.full(num_positions, 0.6)
+    num_actions = task.action_space.size if task.action_space.kind == "continuous" else 1
     arrays = {
-        "qpos": random.uniform(-1, 1, (NUM_ENVS, 2)) * np.array([3.0, 4.0]),
-        "qvel": random.normal(size=(NUM_ENVS, 2)) * 2,
-        "ctrl": random.uniform(-1, 1, (NUM_ENVS, 1)),
+        "qpos": random.uniform(-1, 1, (NUM_ENVS, num_positions)) * spread,
+        "qvel": random.normal(size=(NUM_ENVS, num_velocities)) * 2,
+        "ctrl": random.uniform(-1, 1, (NUM_ENVS, num_actions)),
         "sensordata": np.zeros((NUM_ENVS, 0)),
-        "action": random.uniform(-2, 2, (NUM_ENVS, 1)),
-        "reset_noise": random.random((NUM_ENVS, task.num_reset_noise)),
+        "action": random.uniform(-2, 2, (NUM_ENVS, num_actions)),
+        "reset_noise": reset_noise,
         "step_noise": random.random((NUM_ENVS, task.num_step_noise)),
     }
-    arrays["qpos"][:4] *= 0.02
+    # Counters that have run out as well as such that have not, feet in the air and on the floor.
+    for name, initial in start.variables.items():
+        arrays[f"variables.{name}"] = np.round(random.uniform(-2, 2, initial.shape), 1) * (random.random() + 0.5)
+    arrays["qpos"][:4] = arrays["qpos"][:4] * 0.02 + (start.qpos[:4] if num_positions > 2 else 0)
     converted: Arrays = {name: array.astype(dtype) for name, array in arrays.items()}
     if task.action_space.kind == "discrete":
         converted["action"] = random.integers(0, 2, NUM_ENVS)
@@ -64,18 +77,24 @@ def draw(task: Task, dtype: type) -> Arrays:
 
 def evaluate(task: Task, xp: Any, given: Arrays) -> Arrays:
     """Return what every function of the task makes of the given arrays, by name."""
-    state = State(given["qpos"], given["qvel"], given["ctrl"], given["sensordata"], {})
-    action = given["action"]
+    variables = {name.partition(".")[2]: array for name, array in given.items() if name.startswith("variables.")}
+    state = State(given["qpos"], given["qvel"], given["ctrl"], given["sensordata"], variables)
+    action, step_noise = given["action"], given["step_noise"]
     start = task.reset(xp, given["reset_noise"])
     control = task.control(xp, state, action)
-    state = task.advance(xp, state, action, given["step_noise"])
+    push = task.push(xp, state, step_noise)
+    state = task.advance(xp, state, action, step_noise)
     results = {
         "reset.qpos": start.qpos,
         "reset.qvel": start.qvel,
+        **{f"reset.{name}": array for name, array in start.variables.items()},
         "control": control,
+        **({} if push is None else {"push": push}),
         **{f"advance.{name}": getattr(state, name) for name in ("qpos", "qvel", "ctrl")},
-        **{f"observations.{name}": array for name, array in task.observations(xp, state, given["step_noise"]).items()},
+        **{f"advance.{name}": array for name, array in state.variables.items()},
+        **{f"observations.{name}": array for name, array in task.observations(xp, state, step_noise).items()},
         **{f"rewards.{name}": array for name, array in task.rewards(xp, state, action).items()},
+        **{f"metrics.{name}": array for name, array in task.metrics(xp, state, action).items()},
         "terminations": task.terminations(xp, state),
     }
     if hasattr(task, "dynamics"):
@@ -122,15 +141,21 @@ def test_shapes_and_dtypes_are_as_declared(task: Task, dtype: type) -> None:
         f"observations.{name}": (NUM_ENVS, size) for name, size in task.num_observations.items()
     }
     sizes |= {f"rewards.{name}": (NUM_ENVS,) for name in task.reward_terms}
-    assert {name: results[name].shape for name in results if name.startswith(("obs", "rew"))} == sizes
-    assert results["control"].shape == (NUM_ENVS, 1)
+    sizes |= {f"metrics.{name}": (NUM_ENVS,) for name in task.metric_terms}
+    assert {name: results[name].shape for name in results if name.startswith(("obs", "rew", "metrics."))} == sizes
+    assert results["control"].shape[0] == NUM_ENVS
+    if "push" in results:
+        assert results["push"].shape == results["advance.qvel"].shape
+    # What a reset begins with and a step goes on with are of one kind.
+    for name in (name.partition(".")[2] for name in results if name.startswith("reset.")):
+        assert results[f"reset.{name}"].shape == results[f"advance.{name}"].shape, name
     assert {name for name, array in results.items() if array.dtype != dtype} == {"terminations"}
     assert results["terminations"].dtype == np.bool_
     assert {"actor", "critic"} <= task.num_observations.keys()
 
 
 def test_the_states_drawn_reach_both_outcomes() -> None:
-    for name in ("classic, continuous", "balance"):
+    for name in ("classic, continuous", "balance", "quadruped"):
         task = TASKS[name]()
         assert 0 < in_numpy(task, draw(task, np.float64))["terminations"].sum() < NUM_ENVS
 
@@ -148,14 +173,16 @@ def test_rewards_stay_below_the_declared_maximum(task: Task) -> None:
     given = draw(task, np.float64)
     given["ctrl"] = np.clip(given["ctrl"], -1, 1)
     rewards = np.array([array for name, array in in_numpy(task, given).items() if name.startswith("rewards.")])
-    assert rewards.min() >= 0
     assert rewards.sum(axis=0).max() <= task.max_step_reward
 
 
-def test_the_goal_state_earns_the_declared_maximum(task: Task) -> None:
+@pytest.mark.parametrize("name", WITH_A_GOAL)
+def test_the_goal_state_earns_the_declared_maximum(name: str) -> None:
+    task = TASKS[name]()
     given = draw(task, np.float64)
-    for name in ("qpos", "qvel", "ctrl"):
-        given[name] = np.zeros_like(given[name])
+    assert all(values.min() >= 0 for term, values in in_numpy(task, given).items() if term.startswith("rewards."))
+    for array in ("qpos", "qvel", "ctrl"):
+        given[array] = np.zeros_like(given[array])
     results = in_numpy(task, given)
-    total = sum(results[f"rewards.{name}"] for name in task.reward_terms)
+    total = sum(results[f"rewards.{term}"] for term in task.reward_terms)
     np.testing.assert_allclose(total, task.max_step_reward, rtol=1e-15)

@@ -3,7 +3,11 @@
 Legs are in the order FR, FL, RR, RL, and arrays of them have the shape ``(num_envs, 4)``.
 """
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy
+from array_api_compat import is_jax_namespace
 
 from lockstep.core.types import Array, Namespace
 
@@ -29,8 +33,18 @@ class Feet(NamedTuple):
 
 
 def constant(xp: Namespace, values: tuple[float, ...], like: Array) -> Array:
-    """Return values as an array ``(len(values),)`` of the dtype and on the device of ``like``."""
-    return xp.asarray(values, dtype=like.dtype, device=like.device)
+    """Return values as an array ``(len(values),)`` of the dtype and on the device of ``like``.
+
+    Made once: to bring them to a GPU in every step would wait for it.
+    """
+    if is_jax_namespace(xp):
+        return numpy.asarray(values, dtype=like.dtype)  # an array that JAX makes must not outlive its trace
+    return _constant(xp, values, like.dtype, like.device)
+
+
+@cache
+def _constant(xp: Namespace, values: tuple[float, ...], dtype: Any, device: Any) -> Array:
+    return xp.asarray(values, dtype=dtype, device=device)
 
 
 def feet(xp: Namespace, joint_positions: Array, joint_velocities: Array) -> Feet:
