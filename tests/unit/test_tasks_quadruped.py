@@ -142,7 +142,7 @@ def test_an_env_has_its_model_wherever_it_lives() -> None:
         engine.reset(np.ones(num_envs, dtype=bool), start.qpos[part], start.qvel[part])
         for _ in range(5):
             info = engine.step(start.qpos[part, 7:] + 0.2)
-        return info.qpos.copy()
+        return np.array(info.qpos)
 
     whole = fall(0, 12)
     assert len({row.tobytes() for row in whole}) == 5
@@ -237,8 +237,7 @@ def test_terms_by_hand(name: str, share: float) -> None:
 
 def test_steps_are_paid_when_they_end_and_only_on_the_way() -> None:
     task = make_task(reward_weights={"air_time": 1.0})
-    walking = {"command": np.array([[0.5, 0.0, 0.0]])}
-    raised = standing(task, air_time=np.array([[0.2, 0.0, 0.0, 0.0]]), **walking)
+    raised = standing(task, air_time=np.array([[0.2, 0.0, 0.0, 0.0]]), command=np.array([[0.5, 0.0, 0.0]]))
     raised.qpos[0, 8] += 0.4  # the first leg's knee goes up
     raised.qpos[0, 9] -= 0.8
     noise = np.full((1, task.num_step_noise), 0.5)
