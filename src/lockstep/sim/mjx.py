@@ -33,6 +33,7 @@ with contextlib.redirect_stdout(io.StringIO()):  # it says there what of Warp is
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Array, Physics, StepInfo, Task
+from lockstep.sim import mjx_step
 from lockstep.sim.mjx_models import ModelPool
 from lockstep.sim.models import load_models
 
@@ -224,7 +225,7 @@ class MjxEngine:
 
         def step(physics: Physics, ctrl: Array) -> Physics:
             model, data = self._models.pick(physics.get("model")), jax.tree.map(jnp.asarray, self._data)
-            return physics | _fields_of(mjx.step(model, _put_into(data, physics, ctrl)))
+            return physics | _fields_of(mjx_step.step(model, _put_into(data, physics, ctrl)))
 
         physics, ctrl = self._shapes()
         traced = jaxpr_as_fun(jax.make_jaxpr(step)(physics, ctrl))
@@ -335,8 +336,10 @@ class MjxWarpEngine(MjxEngine):
 
 def _put_for_warp(model: mujoco.MjModel) -> mjx.Model:
     put = _on_host(mjx.put_model(model, device=jax.local_devices()[0], impl="warp"))
-    # We say it ourselves: Warp would print a line for every env and step.
-    return put.tree_replace({"opt._impl.warn_overflow": 0})
+    # We say it ourselves: Warp would print a line for every env and step. What is read of bodies that sleep alone, and
+    # compiled in, should not tell variants apart.
+    lengths = np.zeros_like(put._impl.dof_length)
+    return put.tree_replace({"opt._impl.warn_overflow": 0, "_impl.dof_length": lengths})
 
 
 def _require_per_env(paths: Sequence[Any]) -> None:
@@ -344,8 +347,8 @@ def _require_per_env(paths: Sequence[Any]) -> None:
     from mujoco.mjx._src.types import tree_path_to_attr_str
     from mujoco.mjx.warp.types import _BATCH_DIM
 
-    names = [tree_path_to_attr_str(path) for path in paths]
-    if shared := [name for name in names if not _BATCH_DIM["Model"].get(name, True)]:
+    names = {tree_path_to_attr_str(path) for path in paths}
+    if shared := [name for name in sorted(names) if not _BATCH_DIM["Model"].get(name, True)]:
         raise NotImplementedError(f"its variants differ in {', '.join(shared)}, which must be the same in all")
 
 
