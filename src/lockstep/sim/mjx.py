@@ -8,9 +8,9 @@ same actions, in m, rad, m/s and rad/s:
 - from anywhere, joints far beyond their limits too, which are thrown back with huge forces: to 3e-2 and 1e-1 (of 24 and
   37) in float32, 2e-11 and 1e-10 in float64. One step from there: to 5e-4 and 1e-12, absolute and relative.
 
-An arm of a model of its own that hits its joint limit is where it would be in ``mujoco`` to 1e-4 rad and 5e-3 rad/s (of
-14) in float32, and to 1e-10 in float64. All these are some ten times what was measured. They hold for ``MjxWarpEngine``
-on a CPU, too.
+Variants of an arm that hits its joint limit and whose motor saturates are where they would be in ``mujoco`` to 1e-4 rad
+and 5e-3 rad/s (of 8) in float32, and to 1e-10 in float64. All these are some ten times what was measured, or more. They
+hold for ``MjxWarpEngine`` on a CPU, too.
 """
 
 import contextlib

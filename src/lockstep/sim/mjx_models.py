@@ -66,8 +66,6 @@ def _differ(column: list[NDArray[Any]]) -> bool:
 def _defaults_that_differ(one: mujoco.MjModel, other: mujoco.MjModel) -> Iterator[str]:
     """Yield what a state would begin with: that of MJX begins alike for all."""
     is_mocap = one.body_mocapid >= 0
-    if not np.array_equal(one.eq_active0, other.eq_active0):
-        yield "eq_active0"
     for name in ("body_pos", "body_quat"):
         if not np.array_equal(getattr(one, name)[is_mocap], getattr(other, name)[is_mocap]):
             yield f"{name} of mocap bodies"
