@@ -74,11 +74,22 @@ def test_summary() -> None:
     }
 
 
+def test_metrics_are_means_over_env_steps() -> None:
+    summary = summarise([73.0, 5.0, 10.0, -2.0, 5.0, 4.0], TERMS, ("speed", "height"))
+    assert summary["mean_return"] == 19.5
+    assert {name: value for name, value in summary.items() if name.startswith("metric/")} == {
+        "metric/speed": 2.0,
+        "metric/height": -0.4,
+    }
+
+
 def test_no_episode_has_no_mean() -> None:
-    summary = summarise([0.0] * 4, TERMS)
+    summary = summarise([0.0] * 5, TERMS, ("speed",))
     assert summary["num_episodes"] == 0
     others = {name: value for name, value in summary.items() if name != "num_episodes"}
-    assert others == dict.fromkeys(("mean_return", "mean_episode_length", "reward/progress", "reward/alive"))
+    assert others == dict.fromkeys(
+        ("mean_return", "mean_episode_length", "reward/progress", "reward/alive", "metric/speed")
+    )
 
 
 def test_sums_do_not_lose_small_rewards() -> None:

@@ -10,6 +10,7 @@ from lockstep.learn.torch.evaluation import evaluate, summarise
 from lockstep.learn.torch.networks import ActorCritic
 from lockstep.learn.torch.training import make_policy
 from tests.unit.learner_fixtures import Line, Recall, differences, make_training, small_config, toy_env
+from tests.unit.watched_fixtures import watched
 
 
 def constant_policy(action: float) -> ActorCritic:
@@ -37,6 +38,21 @@ def test_returns_and_lengths_by_hand() -> None:
         "eval/reward/progress": 3.0,
         "eval/reward/alive": 3.0,
     }
+
+
+def test_metrics_by_hand() -> None:
+    with watched(Line):
+        episodes = evaluate(constant_policy(1.0), toy_env(Line(), 2))
+    assert {name: values.tolist() for name, values in episodes.metric_sums.items()} == {
+        "distance": [6.0, 6.0],  # 1, 2 and 3
+        "is_step": [3.0, 3.0],
+    }
+    found = summarise(episodes, SoloComm())
+    assert {name: value for name, value in found.items() if "metric" in name} == {
+        "eval/metric/distance": 2.0,
+        "eval/metric/is_step": 1.0,
+    }
+    assert found["eval/mean_return"] == 6.0
 
 
 @pytest.mark.parametrize("action", [0.1, 0.07])
@@ -69,19 +85,21 @@ def test_every_evaluation_meets_the_same_episodes() -> None:
 
 def test_a_diverged_env_gives_a_finite_return() -> None:
     policy = constant_policy(math.nan)
-    episodes = evaluate(policy, toy_env(Line(), 2))
+    with watched(Line):
+        episodes = evaluate(policy, toy_env(Line(), 2))
     assert episodes.returns.tolist() == [0.0, 0.0]
     assert episodes.lengths.tolist() == [1, 1]
+    assert [sums.tolist() for sums in episodes.metric_sums.values()] == [[0.0, 0.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru", "lstm"])
 def test_training_goes_on_as_if_nobody_had_looked(recurrent: str) -> None:
     config = small_config(agent={"recurrent": recurrent})
-    watched, alone = (make_training(config, toy_env(Recall(), 8)) for _ in range(2))
+    looked_at, alone = (make_training(config, toy_env(Recall(), 8)) for _ in range(2))
     evaluation_env = toy_env(Recall(), 5, streams="evaluation")
     for _ in range(3):
-        evaluate(watched.policy, evaluation_env)
-        watched.iterate()
+        evaluate(looked_at.policy, evaluation_env)
+        looked_at.iterate()
         alone.iterate()
-    assert differences(watched.policy.state_dict(), alone.policy.state_dict()) == []
-    assert differences(watched.env.state_dict(), alone.env.state_dict()) == []
+    assert differences(looked_at.policy.state_dict(), alone.policy.state_dict()) == []
+    assert differences(looked_at.env.state_dict(), alone.env.state_dict()) == []

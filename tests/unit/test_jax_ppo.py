@@ -1,6 +1,7 @@
 """The PPO update in JAX: the same on any number of ranks, and what an iteration reports."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,14 +12,22 @@ import pytest
 from lockstep.distributed.jax import REPLICATED, SHARDED
 from lockstep.learn.jax.algorithm import TrainState
 from lockstep.learn.jax.ppo import RIDERS, Ppo
+from lockstep.tasks.cartpole_classic.task import CartpoleClassic
 from tests.unit.jax_ppo_fixtures import PpoOnRanks, difference, jax_env
 from tests.unit.ppo_fixtures import KINDS, config_of
+from tests.unit.watched_fixtures import watched
 
 # In one process, so that the tests share what was compiled.
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.xdist_group("jax_ppo")]
 
 SIZES = [(8,), (2, 2, 2, 2), (6, 2)]
 ITERATIONS = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _watched() -> Iterator[None]:
+    with watched(CartpoleClassic):
+        yield
 
 
 @functools.cache
@@ -71,11 +80,17 @@ def test_metrics() -> None:
         assert metrics["num_steps"] == 6 * 8
     expected = {"iteration", "env_steps", "num_steps", "mean_return", "mean_episode_length", "num_episodes"}
     expected |= {"reward/alive", "kl", "learning_rate", "gradient_norm", "num_diverged", "nonfinite"}
+    expected |= {"metric/distance", "metric/is_step"}
     assert metrics.keys() == expected | {f"loss/{name}" for name in RIDERS if name != "kl"}
     assert metrics["nonfinite"].shape == (2, len(Ppo.CHECKS))
     assert np.isfinite([metrics[name] for name in expected - {"nonfinite"}]).all()
     # Episodes of 9 steps at most, the first ones cut shorter: in 6 steps not every rank need end one.
     assert np.isnan(curve_metrics[0]["mean_return"]) == (curve_metrics[0]["num_episodes"] == 0)
+    # Metrics are means over the env steps of those episodes.
+    steps = [metrics["metric/is_step"] for metrics in curve_metrics if metrics["num_episodes"] > 0]
+    assert steps == [1.0] * len(steps) != []
+    assert np.isnan([metrics["metric/distance"] for metrics in curve_metrics]).sum() == ITERATIONS - len(steps)
+    assert 0 < metrics["metric/distance"] < 2.4
 
 
 def test_an_evaluation_is_shared_out_to_the_ranks() -> None:
@@ -86,8 +101,11 @@ def test_an_evaluation_is_shared_out_to_the_ranks() -> None:
         results[shares] = training.evaluate(7)
         assert training.evaluate(7) == results[shares]  # the same episodes each time
     alone = results[(8,)]
-    assert alone.keys() == {"mean_return", "mean_episode_length", "reward/alive"}
+    terms = {"reward/alive", "metric/distance", "metric/is_step"}
+    assert alone.keys() == {"mean_return", "mean_episode_length"} | terms
     assert alone["mean_return"] == alone["mean_episode_length"] > 1
+    assert alone["metric/is_step"] == 1
+    assert 0 < alone["metric/distance"] < 2.4
     for shares in SIZES[1:]:
         assert results[shares] == pytest.approx(alone, rel=1e-12)
 

@@ -20,6 +20,7 @@ from lockstep.learn.jax.sac import Sac
 from lockstep.learn.jax.statistics import axis_index
 from lockstep.tasks.cartpole_classic.task import TIMESTEP, CartpoleClassic
 from tests.unit.sac_fixtures import STATE, Run, largest_difference, make_env, run, small_config
+from tests.unit.watched_fixtures import watched
 
 NUM_ITERATIONS = 6
 STARTED = 3  # index of the iteration in which the 200 steps of learning_starts are over: 16 envs make 64 in each
@@ -29,6 +30,12 @@ FOUR_RANKS = small_config(num_envs=(8, 4, 4, 0))  # padded to 8 on each
 @pytest.fixture(autouse=True)
 def _float64(double_precision: None) -> None:
     """As in a training."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _watched() -> Iterator[None]:
+    with watched(CartpoleClassic):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +79,13 @@ def test_learning_starts_when_all_envs_together_have_made_enough_steps(one_rank:
     are_random = (numpy.mod((actions + 1) * 2.0**23, 1) == 0).all(axis=0)
     assert are_random.tolist() == [True] * 13 + [False] * 3
     assert numpy.abs(actions).max() < 1
+
+
+def test_metrics_of_the_task_are_means_over_env_steps(one_rank: Run) -> None:
+    ended = [metrics for metrics in one_rank.metrics if metrics["num_episodes"] > 0]
+    assert [float(metrics["metric/is_step"]) for metrics in ended] == [1.0] * len(ended) != []
+    assert all(0 < metrics["metric/distance"] < 2.4 for metrics in ended)
+    assert sum(numpy.isnan(metrics["metric/distance"]) for metrics in one_rank.metrics) == NUM_ITERATIONS - len(ended)
 
 
 def test_several_ranks_take_the_steps_of_one(one_rank: Run) -> None:
@@ -207,6 +221,7 @@ def test_the_policy_is_squashed_into_its_range_and_evaluated(one_rank: Run) -> N
     # A pole stays up for longer than an episode of 12 steps whatever is done, and each step earns 1.
     assert float(metrics["mean_return"]) == float(metrics["mean_episode_length"])
     assert 8 <= float(metrics["mean_return"]) <= 12
+    assert float(metrics["metric/is_step"]) == 1
 
 
 def test_weights_make_the_policy_and_leave_the_counters(one_rank: Run) -> None:
