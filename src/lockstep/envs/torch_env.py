@@ -1,6 +1,7 @@
 """A batch of envs in torch: engine and task, auto-reset, time limits. The only code that writes their state."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import array_api_compat.torch as xp
@@ -78,6 +79,11 @@ class TorchEnv:
         self.num_diverged = torch.zeros((), dtype=torch.int64, device=device)
         self.reset()
 
+    @property
+    def state(self) -> State:
+        """What the task sees of all envs now, each array ``(num_envs, ...)``; not to be written to."""
+        return self._state
+
     # --- the steps of an episode ---------------------------------------------------------------------------------
 
     def reset(self) -> Observations:
@@ -98,7 +104,7 @@ class TorchEnv:
         if tuple(action.shape) != self._action_shape:
             raise ValueError(f"actions have shape {tuple(action.shape)}, not {self._action_shape}")
         self.num_steps += 1
-        reset_noise, step_noise = self._noise_at(self.num_steps)
+        _, step_noise = self._noise_at(self.num_steps)
         state, diverged = self._advance(action, step_noise)
         terms = self._terms(state, action)
         # A diverged env has no meaningful reward; it must not reach the sums either.
@@ -110,20 +116,18 @@ class TorchEnv:
         final_observations = self.task.observations(xp, state, step_noise)
         self.episodes.add(terms, done)
         self.num_diverged += diverged.sum()
-        self._restart(state, done, reset_noise)
-        fresh = self.task.observations(xp, self._state, step_noise)
-        self.observations = {
-            name: torch.where(done.unsqueeze(1), fresh[name], final) for name, final in final_observations.items()
-        }
+        self._state, self.observations = self._begin_episodes(state, done, final_observations)
+        self.episode_length = torch.where(done, 0, self.episode_length)
         reward = terms[:, : self._num_rewards].sum(1)
         return Transition(self.observations, reward, terms, terminated, truncated, final_observations)
 
     def _terms(self, state: State, action: torch.Tensor) -> torch.Tensor:
         rewards = self.task.rewards(xp, state, action)
         metrics = self.task.metrics(xp, state, action)
-        columns = [rewards[name] for name in self.task.reward_terms] + [
-            metrics[name] for name in self.task.metric_terms
-        ]
+        columns = (
+            *(rewards[name] for name in self.task.reward_terms),
+            *(metrics[name] for name in self.task.metric_terms),
+        )
         return torch.stack(columns, dim=1)
 
     def _advance(self, action: torch.Tensor, step_noise: torch.Tensor) -> tuple[State, torch.Tensor]:
@@ -140,22 +144,36 @@ class TorchEnv:
         diverged = torch.as_tensor(info.diverged, device=self.device)
         return self.task.advance(xp, state, action, step_noise), diverged
 
-    def _restart(self, state: State, done: torch.Tensor, reset_noise: torch.Tensor) -> None:
-        initial = self._initial_state(done, reset_noise)
-        self._state = State(
-            qpos=_where(done, initial.qpos, state.qpos),
-            qvel=_where(done, initial.qvel, state.qvel),
-            ctrl=_where(done, initial.ctrl, state.ctrl),
-            sensordata=_where(done, initial.sensordata, state.sensordata),
-            variables={name: _where(done, initial.variables[name], old) for name, old in state.variables.items()},
-        )
-        self.episode_length = torch.where(done, 0, self.episode_length)
+    def _begin_episodes(
+        self, state: State, done: torch.Tensor, observations: Observations
+    ) -> tuple[State, Observations]:
+        """Return the state and its observations with the envs of ``done`` at new starts."""
+        reset_noise, step_noise = self._noise_at(self.num_steps)
+        if self.device.type != "cpu":
+            initial = self._initial_state(done, reset_noise)
+            fresh = self.task.observations(xp, initial, step_noise)
+            return _merge(partial(_where, done), initial, state, fresh, observations)
+        # Most steps end few episodes, and on a CPU to look which costs nothing.
+        rows = done.nonzero().squeeze(1)
+        if not rows.numel():
+            return state, observations
+        initial = self._initial_state(done, reset_noise, rows)
+        fresh = self.task.observations(xp, initial, step_noise[rows])
+        return _merge(partial(_replace_rows, rows), initial, state, fresh, observations)
 
-    def _initial_state(self, mask: torch.Tensor, reset_noise: torch.Tensor) -> State:
-        """Put the engine's envs of ``mask`` at a new start; return a state that is meant for those alone."""
-        qpos, qvel, variables = self.task.reset(xp, reset_noise)
-        sensordata = self._reset_engine(mask, qpos, qvel)
-        ctrl = torch.zeros((self.num_envs, self.engine.num_controls), dtype=self.dtype, device=self.device)
+    def _initial_state(self, mask: torch.Tensor, reset_noise: torch.Tensor, rows: torch.Tensor | None = None) -> State:
+        """Put the engine's envs of ``mask`` at a new start; return a state that is meant for those alone.
+
+        With ``rows (num_rows,)``, the indices of those envs, it has their rows only.
+        """
+        qpos, qvel, variables = self.task.reset(xp, reset_noise if rows is None else reset_noise[rows])
+        if rows is None:
+            sensordata = self._reset_engine(mask, qpos, qvel)
+        else:
+            everywhere = (tensor.new_zeros((self.num_envs, tensor.shape[1])) for tensor in (qpos, qvel))
+            places = (whole.index_copy(0, rows, own) for whole, own in zip(everywhere, (qpos, qvel), strict=True))
+            sensordata = self._reset_engine(mask, *places)[rows.numpy()]
+        ctrl = torch.zeros((qpos.shape[0], self.engine.num_controls), dtype=self.dtype, device=self.device)
         return State(qpos, qvel, ctrl, self._from_engine(sensordata), variables)
 
     def _reset_engine(self, mask: torch.Tensor, qpos: torch.Tensor, qvel: torch.Tensor) -> Any:
@@ -242,3 +260,25 @@ class TorchEnv:
 
 def _where(mask: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return torch.where(mask.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
+
+
+def _replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    return old.index_copy(0, rows, new.to(old.dtype))
+
+
+def _merge(
+    put: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    initial: State,
+    state: State,
+    fresh: Observations,
+    observations: Observations,
+) -> tuple[State, Observations]:
+    """Return state and observations with what is new in its place."""
+    merged = State(
+        qpos=put(initial.qpos, state.qpos),
+        qvel=put(initial.qvel, state.qvel),
+        ctrl=put(initial.ctrl, state.ctrl),
+        sensordata=put(initial.sensordata, state.sensordata),
+        variables={name: put(initial.variables[name], old) for name, old in state.variables.items()},
+    )
+    return merged, {name: put(fresh[name], old) for name, old in observations.items()}
