@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lockstep.cli.main import main
+from lockstep.session.video import Video
 
 RESULTS = {
     "task": "pendulum",
@@ -51,7 +52,12 @@ def test_a_checkpoint_is_played_with_what_was_asked_for(
 ) -> None:
     assert main(["play", "--checkpoint", "model.pt", "--num-episodes=3", "--seed", "7", "--device", "cpu"]) == 0
     assert main(["play", "--checkpoint=model.pt"]) == 0
-    assert played == [(Path("model.pt"), 3, 7, "cpu"), (Path("model.pt"), 64, None, "auto")]
+    assert main(["play", "--checkpoint=m.pt", "--video", "a.mp4", "--video_size", "32x16", "--video_seconds=2.5"]) == 0
+    assert played == [
+        (Path("model.pt"), 3, 7, "cpu", None),
+        (Path("model.pt"), 64, None, "auto", None),
+        (Path("m.pt"), 64, None, "auto", Video(Path("a.mp4"), 32, 16, 2.5)),
+    ]
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["mean_return", "12.5"] for line in lines)
 
@@ -80,7 +86,13 @@ def test_a_run_stands_for_its_latest_checkpoint(played: list[tuple[Any, ...]], t
         (["--run", "nowhere"], "nowhere"),
         (["--run", 300 * "x"], "(file name too long)"),
         (["--checkpoint", 300 * "x"], "can't be looked at (file name too long)"),
-        (["--checkpoint", "m.pt", "--video", "f.mp4"], "this version has no video yet"),
+        (["--checkpoint", "m.pt", "--video", "f.gif"], "must be a file that ends in .mp4, as in --video out.mp4"),
+        (["--checkpoint", "m.pt", "--video", "f.mp4", "--video_size", "big"], "video_size 'big' must be WIDTHxHEIGHT"),
+        (["--checkpoint", "m.pt", "--video", "f.mp4", "--video_seconds", "x"], "video_seconds must be a number"),
+        (["--checkpoint", "m.pt", "--video_size", "64x64"], "name its file with --video out.mp4"),
+        (["--checkpoint", "m.pt", "--viewer", "--json"], "leave --json out"),
+        (["--checkpoint", "m.pt", "--viewer"], "there is no display"),
+        (["--checkpoint", "m.pt", "--video_length", "200"], "--video_seconds S"),
         (["--checkpoint", "m.pt", "--num_episodes", "0"], "num_episodes must be at least 1, not 0"),
         (["--checkpoint", "m.pt", "--num_episodes", "many"], "num_episodes must be a whole number, not 'many'"),
         (["--checkpoint", "m.pt", "--seed", "-1"], "seed must be at least 0, not -1"),
@@ -93,8 +105,14 @@ def test_a_run_stands_for_its_latest_checkpoint(played: list[tuple[Any, ...]], t
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
-    played: list[tuple[Any, ...]], argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    played: list[tuple[Any, ...]],
+    argv: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
     assert main(["play", *argv]) == 2
     printed = capsys.readouterr()
     assert words in printed.err

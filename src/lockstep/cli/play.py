@@ -1,17 +1,23 @@
 """``lockstep play``: run a trained policy and report what it reached."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.arguments import Arguments, Takes, asks_for_help, number, parse, path_of, switched_on
 from lockstep.cli.usage import PLAY_HABITS, PLAY_HELP, unexpected_word, unknown_flag
+from lockstep.core.config import show
 from lockstep.core.errors import UsageError
 from lockstep.core.files import why_unseen
+
+if TYPE_CHECKING:
+    from lockstep.session.video import Video
 
 _FLAGS = {
     "run": Takes.ONE,
@@ -20,7 +26,12 @@ _FLAGS = {
     "seed": Takes.ONE,
     "device": Takes.ONE,
     "json": Takes.SWITCH,
+    "video": Takes.ONE,
+    "video_size": Takes.ONE,
+    "video_seconds": Takes.ONE,
+    "viewer": Takes.SWITCH,
 }
+_NOT_WITH_VIEWER = ("num_episodes", "json", "video")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,12 +46,19 @@ def main(argv: Sequence[str]) -> int:
     seed = number("seed", arguments.flags["seed"], minimum=0) if "seed" in arguments.flags else None
     device = arguments.last("device") or "auto"
     as_json = switched_on(arguments, "json")
+    with_viewer = _with_viewer(arguments)
+    video = _video(arguments)
     checkpoint = _checkpoint(arguments)
+    if with_viewer:
+        from lockstep.session.viewer import watch
+
+        watch(checkpoint, seed, device)
+        return 0
     from lockstep.session.play import play
 
     # Whatever a library prints must not get between the caller and the JSON.
     with contextlib.redirect_stdout(sys.stderr):
-        results = play(checkpoint, num_episodes, seed, device)
+        results = play(checkpoint, num_episodes, seed, device, video)
     if as_json:
         print(json.dumps({name: _json_value(value) for name, value in results.items()}))
     else:
@@ -67,6 +85,34 @@ def _checkpoint(arguments: Arguments) -> Path:
     from lockstep.core.run_directory import latest_checkpoint
 
     return latest_checkpoint(run)
+
+
+def _with_viewer(arguments: Arguments) -> bool:
+    if not switched_on(arguments, "viewer"):
+        return False
+    for name in _NOT_WITH_VIEWER:
+        if name in arguments.flags:
+            raise UsageError(
+                f"--viewer shows episodes until its window is closed, and reports nothing; leave --{name} out"
+            )
+    return True
+
+
+def _video(arguments: Arguments) -> Video | None:
+    path = path_of(arguments, "video")
+    if path is None:
+        for name in ("video_size", "video_seconds"):
+            if name in arguments.flags:
+                raise UsageError(f"--{name} says what a video is to be like; name its file with --video out.mp4")
+        return None
+    from lockstep.session.video import DEFAULT_SIZE, as_video
+
+    text = arguments.last("video_seconds")
+    try:
+        seconds = None if text is None else float(text)
+    except ValueError:
+        raise UsageError(f"video_seconds must be a number of seconds, not {show(text)}") from None
+    return as_video(path, arguments.last("video_size") or DEFAULT_SIZE, seconds)
 
 
 def _json_value(value: Any) -> Any:

@@ -7,8 +7,9 @@ from lockstep.core.errors import UsageError
 
 PLAY_HELP = """\
 usage: lockstep play (--run RUN_DIR | --checkpoint PATH) [--num_episodes N] [--seed S] [--device D] [--json]
+                     [--video FILE.mp4 [--video_size WxH] [--video_seconds S]] | [--viewer]
 
-Run a trained policy, without exploration noise, and report its mean return, episode length and reward terms.
+Run a trained policy, without exploration noise, and report its mean return, episode length and reward terms; show it.
 
   --run RUN_DIR       the newest checkpoint of this run
   --checkpoint PATH   this checkpoint
@@ -16,6 +17,12 @@ Run a trained policy, without exploration noise, and report its mean return, epi
   --seed S            of the episodes' random streams (default: the run's)
   --device D          auto, cpu, cuda or cuda:<index> (default: auto)
   --json              print one JSON object and nothing else
+  --video FILE.mp4    film the first episode, in real time; by MUJOCO_GL, or by what works here: egl or osmesa
+  --video_size WxH    in pixels (default: 640x480)
+  --video_seconds S   length of the video, through as many episodes as it takes (default: one episode)
+  --viewer            open MuJoCo's viewer and show episodes until it is closed; nothing is reported
+
+A video's camera is the model's own named 'track' or 'side', else one that follows the robot.
 """
 
 MULTIGPU_HELP = """\
@@ -93,7 +100,6 @@ observation and of the action, time limit.
 """
 
 _NOT_YET = {
-    "video": "this version has no video yet; leave --video out",
     **dict.fromkeys(
         ("num_gpus", "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "multi_gpu"),
         "lockstep train runs one process; several GPUs are lockstep train_multigpu TASK --num_gpus N, with the same "
@@ -105,10 +111,12 @@ _ITERATIONS = "the length of a training is --max_iterations K, the total of iter
 _DEVICE = "the device is --device auto|cpu|cuda"
 _FOLDER = "runs go to <log_root>/<task>/<time>_<run_name>: use --log_root DIR and --run_name R"
 _LOAD = "use --resume RUN_DIR to continue a run, or --checkpoint PATH to start a new one from its weights"
+_CLIP = "--video films a few seconds at the end; for other videos there is lockstep play --run RUN_DIR --video out.mp4"
 _SCREEN = "training never opens a window; leave it out"
 
 TRAIN_HABITS = {
     **dict.fromkeys(("headless", "enable_cameras", "livestream", "viewer", "render", "no_render"), _SCREEN),
+    **dict.fromkeys(("video_length", "video_interval", "video_seconds", "video_size"), _CLIP),
     **dict.fromkeys(("load_run", "load_checkpoint", "restore", "load", "ckpt", "checkpoint_path"), _LOAD),
     **dict.fromkeys(("experiment_name", "exp_name", "experiment", "experiment_dir"), _FOLDER),
     **dict.fromkeys(("logdir", "log_dir", "output_dir", "output", "out", "run_dir"), _FOLDER),
@@ -171,7 +179,10 @@ PLAY_HABITS = {
     **dict.fromkeys(("load_run", "run_dir", "resume"), "the run to play is --run RUN_DIR"),
     **dict.fromkeys(("load_checkpoint", "ckpt", "checkpoint_path"), "the weights to play are --checkpoint PATH"),
     **dict.fromkeys(("task", "config", "env", "agent"), "the checkpoint knows its task and config; leave it out"),
-    **dict.fromkeys(("headless", "render", "viewer"), "nothing is shown; leave it out"),
+    **dict.fromkeys(("headless", "no_render"), "nothing is shown unless you ask for it; leave it out"),
+    **dict.fromkeys(("render", "gui", "show", "visualize"), "to look on, use --viewer, or --video out.mp4"),
+    **dict.fromkeys(("video_length", "video_duration", "video_steps"), "its length is --video_seconds S"),
+    **dict.fromkeys(("video_path", "video_dir", "record", "output"), "the video's file is --video out.mp4"),
     **dict.fromkeys(("num_envs", "episodes", "n_episodes"), "the number of episodes is --num_episodes N"),
 }
 

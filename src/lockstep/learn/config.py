@@ -200,6 +200,7 @@ class TrainConfig(Config):
     log_root: str = Field("logs", min_length=1, description="folder of all runs")
     run_name: str = Field("", description="appended to the run directory's name")
     logger: Literal["tensorboard", "wandb", "none"] = Field("tensorboard", description="besides metrics.jsonl")
+    video: bool = Field(False, description="film the policy at the end: videos/model_<iteration>.mp4 of the run")
     env: SerializeAsAny[EnvConfig] = EnvConfig()
     agent: SerializeAsAny[AgentConfig] = PpoConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

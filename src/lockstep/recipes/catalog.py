@@ -143,6 +143,7 @@ def check_offered(config: TrainConfig) -> None:
     else:
         _require_packages(framework)
     _check_mjx_settings(config)
+    _check_video(config)
 
 
 def _check_mjx_settings(config: TrainConfig) -> None:
@@ -162,6 +163,18 @@ def _check_mjx_settings(config: TrainConfig) -> None:
                 f"env.mjx.{name} {value} is a setting of implementation warp, and env.mjx.implementation is jax; "
                 "leave one of them out"
             )
+
+
+def _check_video(config: TrainConfig) -> None:
+    if config.video and config.runner:
+        raise UsageError(
+            f"video is not available with runner {config.runner}, whose policy its own code alone can run; leave "
+            "--video out"
+        )
+    if config.video and load(TASKS.get(config.task).task)(config.env).model_path is None:
+        raise UsageError(
+            f"video is not available: task {config.task} has no MuJoCo model to be seen; leave --video out"
+        )
 
 
 def _check_algorithm(algorithm: str, framework: str) -> None:

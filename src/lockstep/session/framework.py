@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +77,15 @@ class Episodes:
     lengths: np.ndarray  # (num_episodes,) float64, in env steps
     term_returns: dict[str, np.ndarray] = field(default_factory=dict)  # reward term -> (num_episodes,) float64
     metric_sums: dict[str, np.ndarray] = field(default_factory=dict)  # metric -> the same, summed over env steps
+
+
+class Frame(NamedTuple):
+    """What is to be seen of one env at one moment."""
+
+    qpos: np.ndarray  # (nq,) float64
+    qvel: np.ndarray  # (nv,) float64
+    starts_episode: bool
+    """Whether an episode begins here."""
 
 
 class Framework(Protocol):
@@ -159,6 +168,14 @@ class Framework(Protocol):
             policy: that ``load_policy`` returned.
             config: with the device, the seed and the env's settings.
             num_episodes: how many.
+        """
+
+    def frames(self, policy: Policy, config: TrainConfig) -> Generator[Frame]:
+        """Yield every state of the first env of an evaluation, with the most likely actions, without end.
+
+        Args:
+            policy: that ``load_policy`` returned; its memory is cleared where an episode begins.
+            config: with the device, the seed and the env's settings.
         """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,18 +17,19 @@ from lockstep.core.errors import UsageError
 from lockstep.distributed import jax_programs
 from lockstep.distributed.jax_devices import choose_devices, choose_platform
 from lockstep.distributed.jax_mesh import REPLICATED, SHARDED, RankMesh, make_mesh
+from lockstep.envs.jax_env import EnvNoise, EnvState, JaxEnv
 from lockstep.learn.jax import checkpoint
 from lockstep.learn.jax.algorithm import TrainState
 from lockstep.learn.jax.evaluation import run_episodes
 from lockstep.learn.jax.nests import flatten, from_nest, plain_shapes, to_nest, with_keys
+from lockstep.learn.jax.statistics import local_parameters
 from lockstep.learn.resuming import incomplete_in_words, require_like
-from lockstep.session.framework import Episodes
+from lockstep.session.framework import Episodes, Frame
 from lockstep.session.jax_envs import build_env, platform_of
 from lockstep.session.make_config import make_config
 
 if TYPE_CHECKING:
     from lockstep.core.types import Array, Observations
-    from lockstep.envs.jax_env import JaxEnv
     from lockstep.learn.config import TrainConfig
     from lockstep.learn.jax.algorithm import Algorithm
 
@@ -151,6 +152,51 @@ def evaluate(policy: JaxPolicy, config: TrainConfig, num_episodes: int) -> Episo
     rewards, metrics = np.split(sums, [len(env.task.reward_terms)], axis=1)
     terms = dict(zip(env.task.reward_terms, rewards.T, strict=True))
     return Episodes(rewards.sum(1), lengths, terms, dict(zip(env.task.metric_terms, metrics.T, strict=True)))
+
+
+def frames(policy: JaxPolicy, config: TrainConfig) -> Generator[Frame]:
+    """Yield every state of the first env of an evaluation, with the most likely actions, without end.
+
+    Args:
+        policy: that acts.
+        config: with the seed and the env's settings.
+    """
+    with ExitStack() as resources:
+        # Between two states the caller's own code runs, so the types of 64 bits are on only where they are needed.
+        with jax.enable_x64(True):
+            env = build_env(config, platform_of(policy.ranks), resources, "evaluation")
+            start, advance = _steps_of(policy, env)
+            state, memory = start(policy.ranks.shard(np.zeros(1, np.int32)))
+        starts_episode, counter = True, 0
+        while True:
+            yield Frame(_first(state.state.qpos), _first(state.state.qvel), starts_episode)
+            counter += 1
+            with jax.enable_x64(True):
+                at = policy.ranks.shard(np.full(1, counter, np.int32))
+                state, memory, done = advance(policy.replicated, state, memory, at)
+            starts_episode = bool(np.asarray(done)[0])
+
+
+def _steps_of(policy: JaxPolicy, env: JaxEnv) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return compiled functions: one that starts envs, and one that goes a step with the policy in each of them."""
+    algorithm = policy.algorithm
+
+    def start(env_ids: jax.Array) -> Any:
+        return env.reset(env_ids), local_parameters(algorithm.initial_memory(env_ids.shape[0]))
+
+    def advance(replicated: Any, state: EnvState, memory: Any, counter: jax.Array) -> Any:
+        noise = env.noise(state.env_ids, counter[0], 1)
+        actions, after = algorithm.act(replicated, state.observations, memory)
+        new, transition = env.step(state, actions, EnvNoise(*(rows[0] for rows in noise)))
+        fresh = algorithm.initial_memory(state.env_ids.shape[0])
+        return new, jax.tree.map(partial(_where, transition.done), fresh, after), transition.done
+
+    ranks = policy.ranks
+    return ranks.compile(start, (SHARDED,), SHARDED), ranks.compile(advance, (REPLICATED, *[SHARDED] * 3), SHARDED)
+
+
+def _first(array: jax.Array) -> np.ndarray:
+    return np.asarray(array[0], dtype=np.float64)
 
 
 def _replicated_shapes(algorithm: Any, num_envs: int, ranks: RankMesh) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from lockstep.distributed.topology import require_distributed
 from lockstep.learn.jax import checkpoint
 from lockstep.learn.jax.algorithm import Algorithm
 from lockstep.learn.jax.loop import JaxRunner
-from lockstep.session.framework import Content, Episodes, Learner, Team, count_ranks
+from lockstep.session.framework import Content, Episodes, Frame, Learner, Team, count_ranks
 from lockstep.session.jax_envs import build_env, check_room, platform_of
 from lockstep.session.placement import compare, describe_rank
 from lockstep.session.process import keep_large_buffers, seed_plain_generators
@@ -144,6 +144,13 @@ class JaxFramework:
 
         assert isinstance(policy, JaxPolicy)
         return evaluate(policy, config, num_episodes)
+
+    def frames(self, policy: Policy, config: TrainConfig) -> Generator[Frame]:
+        """Step one env on one device."""
+        from lockstep.session.jax_policy import JaxPolicy, frames
+
+        assert isinstance(policy, JaxPolicy)
+        return frames(policy, config)
 
 
 def algorithm_of(config: TrainConfig) -> type[Algorithm]:

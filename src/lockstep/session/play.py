@@ -7,12 +7,20 @@ from typing import Any
 
 from lockstep.core.config import merge
 from lockstep.core.errors import UsageError
+from lockstep.session.film import Filming
 from lockstep.session.framework import framework_of
 from lockstep.session.policy import load_policy
 from lockstep.session.process import memory_errors_in_words
+from lockstep.session.video import Video, as_video
 
 
-def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, device: str = "auto") -> dict[str, Any]:
+def play(
+    checkpoint: Path,
+    num_episodes: int = 64,
+    seed: int | None = None,
+    device: str = "auto",
+    video: Video | str | Path | None = None,
+) -> dict[str, Any]:
     """Run whole episodes with the most likely actions, one per env, all at once.
 
     Args:
@@ -20,6 +28,7 @@ def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, devi
         num_episodes: how many.
         seed: of the episodes' starts; None for the run's own.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
+        video: a file that ends in ``.mp4``, of the first of the episodes; or what ``as_video`` returns.
 
     Returns:
         task, checkpoint, num_episodes, mean_return, std_return, mean_episode_length, max_episode_length (the time
@@ -27,13 +36,15 @@ def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, devi
         each metric of the task metric/<name>, its mean over env steps.
 
     Raises:
-        UsageError: no such checkpoint, or one that this version can't play.
+        UsageError: no such checkpoint, or one that this version can't play; or the video that is asked for can't be.
+        RunError: the video could not be rendered or written.
     """
     if num_episodes < 1:
         raise UsageError(f"num_episodes must be at least 1, not {num_episodes}")
     policy = load_policy(checkpoint, device)
     update = {"device": device} | ({} if seed is None else {"seed": seed})
     config = merge(policy.config, update)
+    filming = None if video is None else Filming.of(config, as_video(video))
     with memory_errors_in_words(num_episodes):
         episodes = framework_of(config).evaluate(policy, config, num_episodes)
     results: dict[str, Any] = {
@@ -47,6 +58,8 @@ def play(checkpoint: Path, num_episodes: int = 64, seed: int | None = None, devi
     }
     results |= {f"reward/{name}": float(values.mean()) for name, values in episodes.term_returns.items()}
     num_steps = episodes.lengths.sum()
+    if filming is not None:
+        filming.film(policy)
     return results | {
         f"metric/{name}": float(values.sum() / num_steps) for name, values in episodes.metric_sums.items()
     }

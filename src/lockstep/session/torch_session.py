@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from lockstep.distributed.torch_group import join
 from lockstep.learn.config import split_evenly
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.evaluation import evaluate
-from lockstep.session.framework import Content, Episodes, Learner, Team
+from lockstep.session.framework import Content, Episodes, Frame, Learner, Team
 from lockstep.session.make_env import build_env, build_share, resolve_device
 from lockstep.session.placement import compare, describe_rank
 from lockstep.session.process import prepare, seed_generators
@@ -104,6 +104,18 @@ class TorchFramework:
         terms = {name: values.numpy() for name, values in episodes.term_returns.items()}
         metrics = {name: values.numpy() for name, values in episodes.metric_sums.items()}
         return Episodes(episodes.returns.numpy(), episodes.lengths.double().numpy(), terms, metrics)
+
+    def frames(self, policy: Policy, config: TrainConfig) -> Generator[Frame]:
+        """Step one env of its own."""
+        policy.reset()
+        with closing(build_env(config, num_envs=1, streams="evaluation")) as env:
+            starts_episode = True
+            while True:
+                qpos, qvel = (array[0].double().cpu().numpy() for array in (env.state.qpos, env.state.qvel))
+                yield Frame(qpos, qvel, starts_episode)
+                done = env.step(policy(env.observations)).done
+                policy.reset(done)
+                starts_episode = bool(done)
 
 
 TORCH = TorchFramework()

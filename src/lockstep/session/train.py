@@ -11,17 +11,20 @@ from lockstep.core import beats
 from lockstep.core.config import to_yaml
 from lockstep.core.environment import describe
 from lockstep.core.errors import UsageError
-from lockstep.core.interrupts import EXIT_CODES, StopReason, watch
+from lockstep.core.interrupts import EXIT_CODES, StopReason, StopRequest, watch
 from lockstep.core.metrics import require_logger
 from lockstep.core.null_run_directory import NullRunDirectory
 from lockstep.core.outcome import note_run
+from lockstep.core.progress import Progress
 from lockstep.core.run_directory import RunDirectory
 from lockstep.core.saves import saving
 from lockstep.distributed import heartbeat
 from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
 from lockstep.recipes.catalog import check_distributed, check_offered, check_processes
+from lockstep.session import clip
 from lockstep.session.attempts import Resume, attempt_info, look, ways_to_start
+from lockstep.session.film import check_rendering
 from lockstep.session.framework import Framework, Team, framework_of
 from lockstep.session.loading import go_on, load_weights
 from lockstep.session.observer import RunObserver
@@ -75,6 +78,8 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         found = look(config, resume, comm)
         config = found.fit(config, comm.num_ranks)
         shares = _checked_shares(config, comm.num_ranks)
+        if config.video:
+            comm.on_main(lambda: check_rendering(config), "renderer")
         resources.enter_context(memory_errors_in_words(max(shares)))
         framework.prepare(config, comm.rank)
         # A run that goes on is locked before anything is read from it.
@@ -108,6 +113,8 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         _settle(observer, comm)
         beats.enter("end")
         observer.finish(status, engine.warning_counts)
+        if config.video and status == "finished":
+            comm.on_main(lambda: _film(run, request, progress), "video")
     return Outcome(run.path, status)
 
 
@@ -186,6 +193,18 @@ def _on_main(comm: Peers, make: Any, *arguments: Any) -> AnyRunDirectory:
 
     path = comm.on_main(work, "run directory")
     return next(iter(made), None) or NullRunDirectory(Path(path))
+
+
+def _film(run: AnyRunDirectory, request: StopRequest, progress: Progress) -> str:
+    """Show the trained policy at work; the run is saved, whatever comes of it. Return the path, "" if there is none."""
+    newest = next(iter(run.checkpoints()), None)
+    if newest is None:
+        progress.message("lockstep: warning: there is no video, since the run's checkpoints are gone")
+        return ""
+    path = run.path / clip.FOLDER / f"{newest.stem}.mp4"
+    problem = clip.make_clip(newest, path, lambda: request.status is not None)
+    progress.message(f"lockstep: warning: there is no {path}: {problem}" if problem else f"video: {path}")
+    return "" if problem else str(path)
 
 
 def _settle(observer: RunObserver, comm: Peers) -> None:

@@ -1,0 +1,107 @@
+"""A trained policy at work, as poses of the model: for a video, or to look on."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from lockstep.core.errors import UsageError
+from lockstep.core.registry import load
+from lockstep.recipes.catalog import TASKS
+from lockstep.session.framework import framework_of
+from lockstep.session.video import Video, as_video, find_renderer, render, stride_of
+
+if TYPE_CHECKING:
+    from lockstep.core.types import Task
+    from lockstep.learn.config import TrainConfig
+    from lockstep.session.policy import Policy
+
+
+class Poses(NamedTuple):
+    """What a video shows."""
+
+    qpos: np.ndarray  # (num_frames, nq) float64
+    fps: float
+    """Poses per simulated second."""
+
+
+def model_of(config: TrainConfig) -> Path:
+    """Return the MJCF file of the config's task.
+
+    Raises:
+        UsageError: the task has none, so there is nothing to be seen of it.
+    """
+    task: Task = load(TASKS.get(config.task).task)(config.env)
+    if task.model_path is None:
+        raise UsageError(f"task {config.task} has no MuJoCo model, so there is nothing of it to be seen")
+    return task.model_path
+
+
+def check_rendering(config: TrainConfig) -> str:
+    """Return the renderer by which the config's task can be filmed here.
+
+    Raises:
+        UsageError: there is none, or nothing to be seen of the task.
+    """
+    video = as_video("video.mp4")
+    return find_renderer(model_of(config), video.width, video.height)
+
+
+@dataclass(frozen=True)
+class Filming:
+    """A film that is about to be made: all that can be wrong before there is anything to show has been looked at."""
+
+    config: TrainConfig
+    video: Video
+    model_path: Path
+    renderer: str
+
+    @classmethod
+    def of(cls, config: TrainConfig, video: Video) -> Filming:
+        """Return the film of a policy in its task, as it will be once there is one.
+
+        Args:
+            config: with the device, the seed and the env's settings.
+            video: that is asked for.
+
+        Raises:
+            UsageError: the task has no model, or nothing can be rendered here.
+        """
+        model_path = model_of(config)
+        return cls(config, video, model_path, find_renderer(model_path, video.width, video.height))
+
+    def film(self, policy: Policy) -> None:
+        """Show a policy's most likely actions in the first env of an evaluation: one episode, or so many seconds.
+
+        Raises:
+            RunError: it could not be rendered or written.
+        """
+        poses = record(policy, self.config, self.video.seconds)
+        render(self.video, self.model_path, poses.qpos, poses.fps, self.renderer)
+
+
+def record(policy: Policy, config: TrainConfig, seconds: float | None) -> Poses:
+    """Return the poses of the first env of an evaluation, from its start on.
+
+    Args:
+        policy: whose most likely actions are taken.
+        config: with the device, the seed and the env's settings.
+        seconds: how long, through as many episodes as it takes; None for one whole episode.
+    """
+    task: Task = load(TASKS.get(config.task).task)(config.env)
+    stride = stride_of(task.step_duration_s)
+    fps = 1.0 / (stride * task.step_duration_s)
+    num_frames = math.inf if seconds is None else max(1, round(seconds * fps))
+    kept: list[np.ndarray] = []
+    with closing(framework_of(config).frames(policy, config)) as shown:
+        for step, frame in enumerate(shown):
+            if len(kept) >= num_frames or (seconds is None and step > 0 and frame.starts_episode):
+                break
+            if step % stride == 0:
+                kept.append(frame.qpos)
+    return Poses(np.stack(kept), fps)

@@ -1,0 +1,102 @@
+"""A trained policy filmed: with ``lockstep play``, and at the end of a training."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.cli.main import main
+from lockstep.core.config import merge
+from lockstep.learn.config import TrainConfig
+from lockstep.session.film import record
+from lockstep.session.framework import framework_of
+from tests.unit.video_fixtures import change, read_back, require_renderer
+
+SMALL = {"num_envs": 4, "max_iterations": 1, "device": "cpu", "logger": "none", "evaluation": {"interval": 0}}
+
+
+def config_with(log_root: Path | str, **settings: object) -> TrainConfig:
+    return lockstep.make_config("cartpole_balance", log_root=str(log_root), **{**SMALL, **settings})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lockstep.train(config_with(tmp_path_factory.mktemp("logs"))).run_path
+
+
+def test_one_episode_is_recorded_to_its_end(run: Path) -> None:
+    policy = lockstep.load_policy(run, "cpu")
+    length = framework_of(policy.config).evaluate(policy, policy.config, 1).lengths[0]
+    poses = record(policy, policy.config, None)
+    assert poses.qpos.shape == (-(-int(length) // 2), 2)  # every second of the episode's states
+    assert poses.fps == 25.0
+    assert length < 200  # seconds below go on from there
+
+
+def test_seconds_go_through_episodes(run: Path) -> None:
+    policy = lockstep.load_policy(run, "cpu")
+    one, several = record(policy, policy.config, None), record(policy, policy.config, 8.0)
+    assert several.qpos.shape == (200, 2)
+    assert (several.qpos[: len(one.qpos)] == one.qpos).all()
+    assert abs(several.qpos[:, 1]).max() < 1.6  # whoever has fallen has been put up again
+    other = record(policy, merge(policy.config, {"seed": 5}), 0.01)
+    assert other.qpos.shape == (1, 2)
+    assert (other.qpos != one.qpos[:1]).all()
+
+
+def test_play_films_and_reports(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_renderer()
+    play = ["play", "--run", str(run), "--num_episodes", "2", "--device", "cpu", "--json"]
+    assert main(play) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert main([*play, "--video", "out/a.mp4", "--video_size", "160x96", "--video_seconds", "1.2"]) == 0
+    assert json.loads(capsys.readouterr().out) == without
+    shown = read_back(tmp_path / "out" / "a.mp4")
+    assert shown.pictures.shape == (30, 96, 160, 3)
+    assert shown.fps == 25.0
+    assert change(shown, 0, 20) > 0.02
+
+
+def test_what_has_no_model_can_not_be_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {**SMALL, "log_root": str(tmp_path / "logs")}
+    classic = lockstep.train(lockstep.make_config("cartpole_classic", **settings)).run_path
+    assert main(["play", "--run", str(classic), "--video", "a.mp4"]) == 2
+    assert "task cartpole_classic has no MuJoCo model" in capsys.readouterr().err
+    assert not (tmp_path / "a.mp4").exists()
+
+
+def test_a_training_ends_with_a_clip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_renderer()
+    outcome = lockstep.train(config_with("logs", video=True))
+    assert outcome.exit_code == 0
+    clip = outcome.run_path / "videos" / "model_1.mp4"
+    assert f"video: {clip}" in capsys.readouterr().out
+    shown = read_back(clip)
+    assert shown.pictures.shape == (125, 480, 640, 3)
+    assert change(shown, 0, 60) > 0.02
+    assert [path.name for path in clip.parent.iterdir()] == ["model_1.mp4"]
+
+
+def test_a_training_survives_a_clip_that_can_not_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_renderer()
+    monkeypatch.setenv("LOCKSTEP_TIMEOUT_S", "0.2")  # other ranks would not wait for longer
+    outcome = lockstep.train(config_with("logs", video=True))
+    assert outcome.exit_code == 0
+    assert json.loads((outcome.run_path / "progress.json").read_text())["status"] == "finished"
+    said = capsys.readouterr().out
+    assert f"warning: there is no {outcome.run_path}/videos/model_1.mp4: it took more than" in said
+    assert not list(outcome.run_path.glob("videos/*"))
+
+
+def test_a_training_without_a_renderer_does_not_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "crayons")
+    assert main(["train", "cartpole_balance", "--video", "--num_envs", "4", "--max_iterations", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "nothing can be rendered with MUJOCO_GL=crayons" in error
+    assert len(error.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
