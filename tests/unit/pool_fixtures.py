@@ -25,7 +25,7 @@ MODEL = """
 
 
 class Puck(Task):
-    """A puck of which mass, friction and motor differ from variant to variant; it fails a metre from the middle.
+    """A puck of which mass, friction and motor differ from variant to variant; it fails half a metre from the middle.
 
     One step in four pushes it along the floor. The critic also sees the step's noise, which says so.
     """
@@ -77,4 +77,4 @@ class Puck(Task):
         return {"is_fast": xp.astype(speed > 0.2, speed.dtype), "speed": speed}
 
     def terminations(self, xp: Namespace, state: State) -> Array:
-        return xp.abs(state.qpos[:, 0]) > 1
+        return xp.abs(state.qpos[:, 0]) > 0.5
