@@ -73,7 +73,7 @@ def learned(training: Training) -> dict[str, Any]:
         ("rewards", math.nan, r"^rewards at index \(0, 1\) \(6 of 48 entries\)"),
         ("rewards", -math.inf, r"^rewards at index \(0, 1\) \(6 of 48 entries\)"),
         # What the first action was chosen at was seen before the env went bad, and a new episode begins well.
-        ("actor", math.nan, r"^actor_observations at index \(1, 1, 0\) \(4 of 48 entries\)"),
+        ("actor", math.nan, r"^actor_observations at index \(1, 1, 0\) \(3 of 48 entries\)"),
         ("critic", math.inf, r"^critic_observations at index \(1, 1, 0\) \(16 of 192 entries\)"),
     ],
 )
