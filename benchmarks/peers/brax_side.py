@@ -65,7 +65,7 @@ class CartpoleClassic(Env):
 
 
 class BraxSide:
-    def __init__(self, workload: Workload, env: str) -> None:
+    def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.env = CartpoleClassic()
         self.versions = {"brax": version("brax"), "jax (brax)": jax.__version__}

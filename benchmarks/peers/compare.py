@@ -25,7 +25,8 @@ from contenders import CONTENDERS, FOLDER, REPOSITORY, Worker, python_of
 from report import Round, as_markdown, as_text, facts_of_run, ratios, table
 from workload import Workload
 
-DEFAULT_SIDES = ("lockstep", "rsl_rl", "rsl_rl_same_env")
+PEERS = ("rsl_rl", "rsl_rl_compiled", "rl_games", "skrl", "skrl_compiled", "sb3", "sb3_compiled")
+DEFAULT_SIDES = ("lockstep", *PEERS)
 FLOPS_TOLERANCE = 0.1  # what is multiplied once more for the last values of a rollout differs
 LEARNED = 450.0  # of 500 steps of an episode: so many, or twice as many as at first
 
@@ -110,13 +111,16 @@ def gather_facts(
     arguments: argparse.Namespace, workers: Sequence[Worker], workload: Workload, load: float
 ) -> dict[str, str]:
     """Return what the numbers depend on."""
-    differing = {name: CONTENDERS[name].differs for name in arguments.sides if CONTENDERS[name].differs}
+    differing: dict[str, list[str]] = {}  # by what differs: the variants of a library differ in the same
+    for name in arguments.sides:
+        differing.setdefault(CONTENDERS[name].differs, []).append(name)
+    differing.pop("", None)
     kept = [worker.name for worker in workers if worker.description["keep_large_buffers"]]
     versions = [worker.description["versions"] for worker in workers]
     facts = facts_of_run("compare.py", versions, load, arguments.core)
     return facts | {
         "workload": ", ".join(f"{name} {value}" for name, value in asdict(workload).items()),
-        "different in that": "; ".join(f"{name}: {how}" for name, how in differing.items()) or "no side",
+        "different in that": "; ".join(f"{', '.join(names)}: {how}" for how, names in differing.items()) or "no side",
         "equal work": ", ".join(
             f"{name} {value}" for name, value in workers[0].description["work"].items() if name != "matrix_gflops"
         )

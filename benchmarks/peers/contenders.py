@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,39 @@ REPOSITORY = FOLDER.parents[1]
 
 @dataclass(frozen=True)
 class Contender:
-    """A library, the env it trains in, and whether glibc was told to keep large buffers (as lockstep does).
+    """A library, the settings of its side, and whether glibc was told to keep large buffers (as lockstep does).
 
-    ``differs`` is what it does otherwise than the workload says.
+    ``differs`` is what it does otherwise than the workload says, or than the other sides.
     """
 
     library: str
-    env: str = "same"
+    settings: dict[str, Any] = field(default_factory=dict)
     keep_large_buffers: bool = True
     differs: str = ""
 
 
+RSL_RL = "one permutation of the samples for all epochs"
+RL_GAMES = "the same minibatches of whole envs in every epoch, statistics of observations from every minibatch"
+SKRL = (
+    "learning rate adapted once per epoch, the value of the next episode's start where time was up, statistics of "
+    "observations from every minibatch of the first epoch"
+)
+SB3 = "fixed learning rate, advantages normalised per minibatch, statistics of observations from every env step"
 CONTENDERS = {
     "lockstep": Contender("lockstep"),
     "lockstep_default_malloc": Contender("lockstep", keep_large_buffers=False),
     "lockstep_jax": Contender("lockstep_jax"),
-    "rsl_rl": Contender("rsl_rl", env="lean"),
-    "rsl_rl_same_env": Contender("rsl_rl"),
-    "rsl_rl_default_malloc": Contender("rsl_rl", env="lean", keep_large_buffers=False),
-    "brax": Contender("brax", env="lean", differs="fixed learning rate, rewards x 0.1, values not clipped"),
+    "rsl_rl": Contender("rsl_rl", differs=RSL_RL),
+    "rsl_rl_compiled": Contender("rsl_rl", {"compiled": True}, differs=RSL_RL),
+    "rsl_rl_same_env": Contender("rsl_rl", {"env": "same"}, differs=RSL_RL),
+    "rsl_rl_default_malloc": Contender("rsl_rl", keep_large_buffers=False, differs=RSL_RL),
+    "rl_games": Contender("rl_games", differs=RL_GAMES),  # compiles by default
+    "rl_games_not_compiled": Contender("rl_games", {"compiled": False}, differs=RL_GAMES),
+    "skrl": Contender("skrl", differs=SKRL),
+    "skrl_compiled": Contender("skrl", {"compiled": True}, differs=SKRL),
+    "sb3": Contender("sb3", differs=SB3),
+    "sb3_compiled": Contender("sb3", {"compiled": True}, differs=SB3),
+    "brax": Contender("brax", differs="fixed learning rate, rewards x 0.1, values not clipped"),
 }
 
 
@@ -53,14 +67,17 @@ class Worker:
         self.name = name
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
+        # What lockstep keeps of JAX for the next start would be compiled on the peers' side only.
+        nothing_kept = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+        if not warm_up:  # compiling is counted
+            nothing_kept["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
         self._process = subprocess.Popen(
             [python_of(CONTENDERS[name].library), FOLDER / "worker.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            # What lockstep keeps of JAX for the next start would be compiled on the peers' side only.
-            env=os.environ | one_thread | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+            env=os.environ | one_thread | nothing_kept,
         )
         preparation = {"core": core, "warm_up": warm_up, "workload": asdict(workload)}
         self.description = self.ask(asdict(CONTENDERS[name]) | preparation)

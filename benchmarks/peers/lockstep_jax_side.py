@@ -13,7 +13,7 @@ from lockstep.session.jax_session import JAX
 
 
 class LockstepJaxSide:
-    def __init__(self, workload: Workload, env: str) -> None:
+    def __init__(self, workload: Workload) -> None:
         evaluation = {"num_episodes": NUM_EVALUATION_EPISODES}
         config = make_config(workload, ml_framework="jax", evaluation=evaluation)
         jax.config.update("jax_enable_x64", True)  # for counts, as JAX.running() does

@@ -4,7 +4,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch_work import matrix_gflops
+from torch_work import num_steps, work_of_iteration
 from workload import NUM_EVALUATION_EPISODES, Workload
 
 from lockstep.core.config import merge
@@ -35,28 +35,21 @@ def make_config(workload: Workload, **settings: Any) -> TrainConfig:
 
 
 class LockstepSide:
-    def __init__(self, workload: Workload, env: str) -> None:
+    def __init__(self, workload: Workload) -> None:
         config = make_config(workload)
         self.training = Training(config, build_env(config), SoloComm())
         self.evaluation_env = build_env(config, num_envs=NUM_EVALUATION_EPISODES, streams="evaluation")
         self.versions = {"lockstep": version("lockstep-rl"), "torch": torch.__version__}
 
     def first_iteration(self) -> dict[str, Any]:
-        gflops = matrix_gflops(self.training.iterate)
-        return {
-            "matrix_gflops": gflops,
-            "optimizer_steps": self.num_optimizer_steps(),
-            "env_steps": self.num_env_steps(),
-            "parameters": sum(parameter.numel() for parameter in self.training.policy.parameters()),
-        }
+        return work_of_iteration(self, self.training.policy.parameters())
 
     def iterate(self, num_iterations: int) -> None:
         for _ in range(num_iterations):
             self.training.iterate()
 
     def num_optimizer_steps(self) -> int:
-        states = self.training.learner.optimizer.state.values()
-        return int(next(iter(states))["step"])
+        return num_steps(self.training.learner.optimizer)
 
     def num_env_steps(self) -> int:
         return self.training.env_steps

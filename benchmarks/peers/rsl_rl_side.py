@@ -1,21 +1,22 @@
 """rsl_rl's side: its runner, as its documentation sets it up, with what costs time and is not training turned off."""
 
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import torch
+from lean_torch_env import mean_episode_length
 from rsl_rl.runners import OnPolicyRunner
-from rsl_rl_envs import ENVS, LeanEnv
-from torch_work import matrix_gflops
-from workload import NUM_EVALUATION_EPISODES, Workload
+from rsl_rl_envs import ENVS
+from tensordict import TensorDict
+from torch_work import num_steps, trained, work_of_iteration
+from workload import Workload
 
 
 class RslRlSide:
-    def __init__(self, workload: Workload, env: str) -> None:
+    def __init__(self, workload: Workload, *, env: str = "lean", compiled: bool = False) -> None:
+        self._compile_mode = "default" if compiled else None
         torch.manual_seed(workload.seed)
         self.env = ENVS[env](workload)
-        self.evaluation_workload = replace(workload, num_envs=NUM_EVALUATION_EPISODES)
         network = {
             "class_name": "MLPModel",
             "hidden_dims": list(workload.hidden_dims),
@@ -36,6 +37,7 @@ class RslRlSide:
                 "schedule": "adaptive",
                 "desired_kl": workload.desired_kl,
             },
+            "torch_compile_mode": self._compile_mode,
             "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution", "std_type": "log"}},
             "critic": network,
         }
@@ -44,35 +46,23 @@ class RslRlSide:
         self.versions = {"rsl_rl": version("rsl-rl-lib"), "torch": torch.__version__}
 
     def first_iteration(self) -> dict[str, Any]:
-        gflops = matrix_gflops(lambda: self.iterate(1))
-        groups = self.runner.alg.optimizer.param_groups
-        return {
-            "matrix_gflops": gflops,
-            "optimizer_steps": self.num_optimizer_steps(),
-            "env_steps": self.num_env_steps(),
-            "parameters": sum(parameter.numel() for group in groups for parameter in group["params"]),
-        }
+        self.runner.alg.compile(None)  # what is compiled can't be counted
+        work = work_of_iteration(self, trained(self.runner.alg.optimizer))
+        self.runner.alg.compile(self._compile_mode)
+        return work
 
     def iterate(self, num_iterations: int) -> None:
         self.runner.learn(num_iterations)
 
     def num_optimizer_steps(self) -> int:
-        return int(next(iter(self.runner.alg.optimizer.state.values()))["step"])
+        return num_steps(self.runner.alg.optimizer)
 
     def num_env_steps(self) -> int:
         return self.env.num_steps * self.env.num_envs
 
     @torch.inference_mode()
     def evaluate(self) -> float:
-        env = LeanEnv(self.evaluation_workload)
         policy = self.runner.get_inference_policy()
-        env.episode_length_buf.zero_()
-        lengths = torch.zeros(env.num_envs)
-        running = torch.ones(env.num_envs, dtype=torch.bool)
-        observations = env.get_observations()
-        while running.any():
-            observations, _, done, _ = env.step(policy(observations))
-            lengths += running
-            running &= ~done
+        length = mean_episode_length(lambda observations: policy(TensorDict({"policy": observations})))
         self.runner.alg.train_mode()  # which the inference policy has left
-        return float(lengths.mean())
+        return length

@@ -20,6 +20,9 @@ SIDES = {
     "lockstep": "lockstep_side:LockstepSide",
     "lockstep_jax": "lockstep_jax_side:LockstepJaxSide",
     "rsl_rl": "rsl_rl_side:RslRlSide",
+    "rl_games": "rl_games_side:RlGamesSide",
+    "skrl": "skrl_side:SkrlSide",
+    "sb3": "sb3_side:Sb3Side",
     "brax": "brax_side:BraxSide",
 }
 
@@ -34,7 +37,7 @@ def make_side(request: dict[str, Any]) -> tuple[Side, dict[str, Any]]:
 
         torch.set_num_threads(1)
     workload = Workload(**{**request["workload"], "hidden_dims": tuple(request["workload"]["hidden_dims"])})
-    side: Side = getattr(importlib.import_module(module), name)(workload, request["env"])
+    side: Side = getattr(importlib.import_module(module), name)(workload, **request["settings"])
     return side, {"keep_large_buffers": kept, "versions": side.versions | {"python": sys.version.split()[0]}}
 
 
