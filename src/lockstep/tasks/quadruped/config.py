@@ -14,17 +14,17 @@ Positive = Annotated[float, Field(gt=0)]
 class QuadrupedRewardWeights(Config):
     """Weights of the reward terms, per second; each step's reward is worth its duration. See the task's README."""
 
-    track_velocity: float = Field(2.0, ge=0, description="the velocity over ground is as commanded")
+    track_velocity: float = Field(3.0, ge=0, description="the velocity over ground is as commanded")
     track_yaw_rate: float = Field(1.0, ge=0, description="the yaw rate is as commanded")
-    upright: float = Field(0.5, ge=0, description="the trunk is level")
-    air_time: float = Field(2.0, ge=0, description="feet stay in the air for a while before they land")
+    upright: float = Field(1.0, ge=0, description="the trunk is level")
+    air_time: float = Field(0.4, ge=0, description="feet stay in the air for a while before they land")
     vertical_velocity: float = Field(1.0, ge=0, description="against the trunk's velocity up and down")
     roll_pitch_rate: float = Field(0.05, ge=0, description="against the trunk's rolling and pitching")
     trunk_height: float = Field(20.0, ge=0, description="against a trunk that is too high or too low")
     torque: float = Field(2e-4, ge=0, description="against torque of the motors")
-    action_rate: float = Field(0.02, ge=0, description="against actions that jump")
-    foot_slip: float = Field(0.1, ge=0, description="against feet that slide over the floor")
-    posture: float = Field(0.1, ge=0, description="against joints far from where they rest")
+    action_rate: float = Field(0.03, ge=0, description="against actions that jump")
+    foot_slip: float = Field(0.2, ge=0, description="against feet that slide over the floor")
+    posture: float = Field(0.2, ge=0, description="against joints far from where they rest")
     joint_limits: float = Field(5.0, ge=0, description="against joints close to their stops")
     fall: float = Field(2.0, ge=0, description="against falling; once, not per second")
 
