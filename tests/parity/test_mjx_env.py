@@ -1,12 +1,13 @@
 """Envs stepped by mjx go the way of those stepped by mujoco, to a tolerance: every task that has a MuJoCo model."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import mujoco
 import numpy as np
 import pytest
 import torch
 
-from lockstep.core.types import InitialState, Task
+from lockstep.core.types import Task
 from lockstep.envs.config import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
 
@@ -15,7 +16,7 @@ pytest.importorskip("mujoco.mjx")
 jnp = jax.numpy
 
 from lockstep.envs.jax_env import JaxEnv  # noqa: E402
-from tests.parity.jax_env_pairs import CASES, Case, make_pair, to_torch  # noqa: E402
+from tests.parity.jax_env_pairs import CASES, Case, is_robot, make_pair, scatter_half, to_torch  # noqa: E402
 from tests.unit.jax_env_fixtures import IMPLEMENTATIONS, random_actions  # noqa: E402
 
 NUM_ENVS, NUM_STEPS = 32, 50
@@ -24,7 +25,7 @@ GROUPS = ("observations", "final_observations")
 # The tolerances that docs/jax.md states, some ten times what was measured: of a transition, and of 50 env steps from
 # the starts of a task and from anywhere. A joint far beyond its limit, thrown back by huge forces, costs precision.
 TRANSITION = {"float32": 5e-4, "float64": 1e-12}
-USUAL = {"float32": {"qpos": 2e-5, "qvel": 5e-5}, "float64": {"qpos": 1e-13, "qvel": 1e-13}}
+USUAL = {"float32": {"qpos": 2e-5, "qvel": 5e-5}, "float64": {"qpos": 2e-12, "qvel": 2e-12}}
 ANYWHERE = {"float32": {"qpos": 3e-2, "qvel": 1e-1}, "float64": {"qpos": 2e-11, "qvel": 1e-10}}
 
 Journey = dict[str, np.ndarray]  # each array (num_steps, num_envs, ...)
@@ -33,54 +34,64 @@ Journey = dict[str, np.ndarray]  # each array (num_steps, num_envs, ...)
 class Journeys(NamedTuple):
     """What both engines made of the same starts and actions."""
 
+    case: Case
     dtype: str
     is_usual: np.ndarray  # (num_steps, num_envs) bool: an episode that began as the task says, until it ends
-    mujoco: Journey
-    mjx: Journey
+    is_alike: np.ndarray  # (num_steps, num_envs) bool: until something happens that both solve in other ways
+    by_mujoco: Journey
+    by_mjx: Journey
 
 
-@pytest.fixture(scope="module", params=[case for case in CASES if case.engine == "mjx"], ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
-    return request.param
+# What is stepped how: all that is quickly compiled in every way, a robot with many contacts in the most exact one.
+RUNS = [
+    pytest.param((case, implementation, dtype), id=f"{case}-{way.id}", marks=way.marks)
+    for case in CASES
+    for way in IMPLEMENTATIONS
+    for implementation, dtype in cast(list[tuple[str, str]], way.values)
+    if case.engine == "mjx" and (not is_robot(case) or way.id == "jax-float64")
+]
 
 
-@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
-def journeys(case: Case, request: pytest.FixtureRequest) -> Journeys:
+@pytest.fixture(scope="module", params=RUNS)
+def journeys(request: pytest.FixtureRequest) -> Journeys:
     """Go both ways, and compile, once for all that is asked of them."""
-    implementation, dtype = request.param
+    case, implementation, dtype = request.param
     with jax.enable_x64(True):
         task = case.make_task()
         begins_anywhere = scatter_half(task)
         config = EnvConfig(randomize_initial_episode_length=False, decimation=2)
         in_torch, in_jax = make_pair(case, task, dtype, NUM_ENVS, config, implementation=implementation)
-        actions = to_torch(random_actions(task, NUM_STEPS, NUM_ENVS), dtype)
+        vigour = 0.3 if is_robot(case) else 1.0
+        actions = to_torch(vigour * random_actions(task, NUM_STEPS, NUM_ENVS), dtype)
         by_mujoco, by_mjx = journey_in_torch(in_torch, actions), journey_in_jax(in_jax, jnp.asarray(actions.numpy()))
         in_torch.close()
     ended = by_mujoco["terminated"] | by_mujoco["truncated"]
     has_ended = np.cumsum(ended, axis=0) > 0
-    return Journeys(dtype, ~has_ended & ~begins_anywhere[0].numpy()[:, 0], by_mujoco, by_mjx)
+    is_usual = ~has_ended & ~begins_anywhere[0].numpy()[:, 0]
+    is_alike = np.ones_like(has_ended)
+    if is_robot(case):
+        is_alike = ~has_ended & stands_on_its_feet(task, by_mujoco["qpos"])
+    return Journeys(case, dtype, is_usual, is_alike, by_mujoco, by_mjx)
 
 
-def scatter_half(task: Task) -> list[torch.Tensor]:
-    """Let half of the episodes begin anywhere, beyond every limit too; the others begin as the task says.
+def stands_on_its_feet(task: Task, qpos: np.ndarray) -> np.ndarray:
+    """Return ``(num_steps, num_envs)``: no other part of a robot has come within 5 mm of the floor so far.
 
-    Returns a list, into which each call puts which those are, ``(num_envs, 1)``.
+    MJX turns the frame of a capsule's contacts, and with it the pyramid of friction, where the capsule is nearly
+    upright; MuJoCo does not.
     """
-    own, calls = task.reset, list[torch.Tensor]()
+    model = mujoco.MjModel.from_xml_path(str(task.model_path))
+    model.geom("floor").margin = 0.005
+    data = mujoco.MjData(model)
 
-    def reset(xp: Any, noise: Any) -> InitialState:
-        usual, offset = own(xp, noise), 2 * noise - 1
+    def is_standing(row: np.ndarray) -> bool:
+        data.qpos[:] = row
+        mujoco.mj_forward(model, data)
+        names = {model.geom(int(geom)).name for geom in data.contact.geom.flatten()} - {"floor"}
+        return all(name.endswith("_foot") for name in names)
 
-        def spread(like: Any) -> Any:
-            return xp.stack([offset[:, number % offset.shape[1]] for number in range(like.shape[1])], axis=1)
-
-        calls.append(noise[:, -1:] > 0.5)
-        qpos = xp.where(calls[-1], usual.qpos + 2.5 * spread(usual.qpos), usual.qpos)
-        qvel = xp.where(calls[-1], usual.qvel + 2.0 * spread(usual.qvel), usual.qvel)
-        return InitialState(qpos, qvel, usual.variables)
-
-    task.reset = reset  # type: ignore[method-assign]
-    return calls
+    standing = np.array([[is_standing(row) for row in step] for step in qpos])
+    return np.logical_and.accumulate(standing, axis=0)
 
 
 def journey_in_torch(env: TorchEnv, actions: torch.Tensor) -> Journey:
@@ -111,27 +122,32 @@ def journey_in_jax(env: JaxEnv, actions: Any) -> Journey:
     return {name: np.asarray(array) for name, array in journey.items()}
 
 
-def test_the_same_state_gives_the_same_transition(journeys: Journeys, case: Case) -> None:
+def test_the_same_state_gives_the_same_transition(journeys: Journeys) -> None:
     tolerance = TRANSITION[journeys.dtype]
-    for name, expected in journeys.mujoco.items():
-        measured = journeys.mjx[name]
+    is_alike = journeys.is_alike[0]
+    for name, expected in journeys.by_mujoco.items():
+        measured = journeys.by_mjx[name]
         assert measured.dtype == expected.dtype, name
-        np.testing.assert_allclose(measured[0], expected[0], rtol=tolerance, atol=tolerance, err_msg=name)
-    ends = journeys.mujoco["terminated"][0]
-    assert 0 < ends.sum() < NUM_ENVS or case.task == "cartpole_swingup"  # nothing ends its episodes
+        one, other = measured[0][is_alike], expected[0][is_alike]
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=name)
+    ends = journeys.by_mujoco["terminated"][0]
+    assert 0 < ends.sum() < NUM_ENVS or journeys.case.task == "cartpole_swingup"  # nothing ends its episodes
 
 
-def test_50_steps_lead_to_the_same_place(journeys: Journeys, case: Case) -> None:
-    mujoco, mjx, is_usual = journeys.mujoco, journeys.mjx, journeys.is_usual
-    np.testing.assert_array_equal(mjx["terminated"], mujoco["terminated"])
-    np.testing.assert_array_equal(mjx["truncated"], mujoco["truncated"])
+def test_50_steps_lead_to_the_same_place(journeys: Journeys) -> None:
+    is_alike = journeys.is_alike
+    by_mujoco, by_mjx, is_usual = journeys.by_mujoco, journeys.by_mjx, journeys.is_usual & is_alike
+    np.testing.assert_array_equal(by_mjx["terminated"][is_alike], by_mujoco["terminated"][is_alike])
+    np.testing.assert_array_equal(by_mjx["truncated"][is_alike], by_mujoco["truncated"][is_alike])
     for name in ("qpos", "qvel"):
+        one, other = by_mjx[name], by_mujoco[name]
         usual, anywhere = USUAL[journeys.dtype][name], ANYWHERE[journeys.dtype][name]
-        np.testing.assert_allclose(mjx[name][is_usual], mujoco[name][is_usual], rtol=0, atol=usual, err_msg=name)
-        np.testing.assert_allclose(mjx[name], mujoco[name], rtol=0, atol=anywhere, err_msg=name)
-    rewards = mjx["reward"][is_usual], mujoco["reward"][is_usual]
+        np.testing.assert_allclose(one[is_usual], other[is_usual], rtol=0, atol=usual, err_msg=name)
+        np.testing.assert_allclose(one[is_alike], other[is_alike], rtol=0, atol=anywhere, err_msg=name)
+    rewards = by_mjx["reward"][is_usual], by_mujoco["reward"][is_usual]
     np.testing.assert_allclose(*rewards, rtol=0, atol=USUAL[journeys.dtype]["qpos"])
     # They went somewhere, and some went all the way as the task says.
-    assert np.abs(np.diff(mujoco["qpos"], axis=0)).max(axis=(0, 2)).min() > 1e-2
+    assert np.abs(np.diff(by_mujoco["qpos"], axis=0)).max(axis=(0, 2)).min() > 1e-2
     assert is_usual[0].any()
     assert not is_usual[0].all()
+    assert is_usual[-1].mean() > 0.2 or not is_robot(journeys.case)  # carts end their episodes
