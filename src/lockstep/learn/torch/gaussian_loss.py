@@ -11,6 +11,7 @@ from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.distributions import HALF_LOG_TWO_PI, Gaussian
 from lockstep.learn.torch.losses import Riders
 from lockstep.learn.torch.minibatches import Batch
+from lockstep.learn.torch.perceptron import exp_
 
 
 class LossGradient(NamedTuple):
@@ -37,7 +38,7 @@ def gaussian_loss(config: PpoConfig, new: Gaussian, values: torch.Tensor, batch:
     squares = deviation.square()
     # Sums over the few entries of an action are products with a vector, which torch does ten times as fast.
     log_ratio = torch.addmv(batch.log_probs, squares, -0.5 * precision, beta=-1.0)
-    ratio = log_ratio.sub_(new.log_std.sum() + size * HALF_LOG_TWO_PI).exp_()
+    ratio = exp_(log_ratio.sub_(new.log_std.sum() + size * HALF_LOG_TWO_PI))
     gain = ratio * batch.advantages
     bounded = ratio.clamp_(1.0 - config.clip_param, 1.0 + config.clip_param).mul_(batch.advantages)
     surrogate = -torch.minimum(gain, bounded).sum()

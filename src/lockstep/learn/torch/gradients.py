@@ -44,6 +44,14 @@ class GradientBuffer:
         self._num_gradients = sum(parameter.numel() for parameter in parameters.values())
         self._count_index = self._num_gradients + len(riders)
         self.flat = torch.zeros(self._count_index + 1 + world_size, dtype=first.dtype, device=first.device)
+        # Made once: an update looks at each of these some sixty times.
+        self.gradients = self.flat[: self._num_gradients]
+        """``(num_gradients,)`` view of the gradients alone."""
+        self.means = self.flat[self._num_gradients : self._count_index]
+        """``(num_riders,)`` view of what rode along, in the order of ``riders``."""
+        self.flags = self.flat[self._count_index + 1 :]
+        """``(world_size,)`` view: 1 where a rank's sums were not finite."""
+        self._count = self.flat[self._count_index]
         self._attach()
         self._complete: Callable[[slice], None] | None = None
         self._split(max(1, part_bytes // first.element_size()))
@@ -97,29 +105,14 @@ class GradientBuffer:
             self._complete(self.parts[self._next])
             self._next += 1
 
-    @property
-    def gradients(self) -> torch.Tensor:
-        """``(num_gradients,)`` view of the gradients alone."""
-        return self.flat[: self._num_gradients]
-
-    @property
-    def means(self) -> torch.Tensor:
-        """``(num_riders,)`` view of what rode along, in the order of ``riders``."""
-        return self.flat[self._num_gradients : self._count_index]
-
-    @property
-    def flags(self) -> torch.Tensor:
-        """``(world_size,)`` view: 1 where a rank's sums were not finite."""
-        return self.flat[self._count_index + 1 :]
-
     def zero_(self) -> None:
         """Empty the buffer; the views stay attached."""
         self.flat.zero_()
 
     def ride_(self, sums: tuple[torch.Tensor, ...], num_samples: int) -> None:
         """Add scalars, in the order of ``riders``, and the number of samples that all sums are over."""
-        self.means.add_(torch.stack(sums).to(self.flat.dtype))
-        self.flat[self._count_index] += num_samples
+        self.means.add_(torch.stack(sums))
+        self._count.add_(num_samples)
 
     def flag_nonfinite_(self, rank: int, part: slice) -> None:
         """Set this rank's flag if any of its sums in ``part`` is not finite (before the reduction)."""
@@ -130,7 +123,7 @@ class GradientBuffer:
 
     def divide_by_count_(self) -> None:
         """Turn sums into means (after the reduction); without a single sample they stay zero."""
-        self.flat[: self._count_index] /= self.flat[self._count_index].clamp(min=1.0)
+        self.flat[: self._count_index].div_(self._count.clamp(min=1.0))
 
     def clip_(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients down to ``max_norm`` if theirs is larger; return the norm they had, a scalar."""

@@ -26,7 +26,7 @@ def are_spelled_out(policy: ActorCritic, autocast: bool) -> bool:
     return first.device.type == "cpu" and not (policy.recurrent or autocast or hooked)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def add_gradients_(config: PpoConfig, policy: ActorCritic, batch: Batch) -> Riders:
     """Add the gradients of the loss, summed over ``(num_samples,)`` samples, to each parameter's ``.grad``.
 
@@ -54,8 +54,8 @@ def loss_gradient(
     """Return the riders and the gradient by what the networks gave: ``(num_samples, size)`` and ``(num_samples,)``."""
     if policy.log_std is not None:
         return gaussian_loss(config, Gaussian(outputs, policy.log_std.detach()), values, batch)
-    outputs, values = outputs.requires_grad_(), values.requires_grad_()
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        outputs, values = outputs.clone().requires_grad_(), values.clone().requires_grad_()
         loss, riders = ppo_loss(config, policy.distribution(outputs), policy.unpack(batch.distributions), values, batch)
-    by_outputs, by_values = torch.autograd.grad(loss, (outputs, values))
+        by_outputs, by_values = torch.autograd.grad(loss, (outputs, values))
     return LossGradient(by_outputs, by_values, None, riders)

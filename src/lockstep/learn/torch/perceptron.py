@@ -8,7 +8,7 @@ memory; parity with torch's own layers is tested for every activation.
 
 import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -44,9 +44,13 @@ class Activation(NamedTuple):
     of_inputs: bool = False
 
 
+def exp_(exponents: torch.Tensor) -> torch.Tensor:
+    """Overwrite exponents by the exponential: a power of two, which torch does five times as fast on a CPU."""
+    return exponents.mul_(LOG2_E).exp2_()
+
+
 def _elu_(inputs: torch.Tensor) -> torch.Tensor:
-    # A power of two is five times as fast as torch's exponential; exp(x) - 1 is above x on either side of zero.
-    below = torch.clamp_max(inputs, 0.0).mul_(LOG2_E).exp2_().sub_(1.0)
+    below = exp_(torch.clamp_max(inputs, 0.0)).sub_(1.0)  # above x on either side of zero
     return torch.maximum(inputs, below, out=inputs)
 
 
@@ -103,11 +107,10 @@ class Perceptron(nn.Sequential):
         super().__init__(*layers[:-1])
         self._activation = ACTIVATIONS[activation]
 
-    def linear_layers(self) -> Iterator[nn.Linear]:
-        """Yield the layers that have parameters."""
-        for layer in self:
-            if isinstance(layer, nn.Linear):
-                yield layer
+    @property
+    def linear_layers(self) -> list[nn.Linear]:
+        """The layers that have parameters."""
+        return cast(list[nn.Linear], [*self][::2])
 
     def infer(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return what the module returns, to rounding; in passes where nobody wants a graph of it."""
@@ -120,7 +123,7 @@ class Perceptron(nn.Sequential):
     def trace(self, inputs: torch.Tensor) -> Trace:
         """Go forward over ``inputs (num_samples, num_inputs)`` and keep what going backward takes."""
         kept, activated = [inputs], []
-        *hidden, last = self.linear_layers()
+        *hidden, last = self.linear_layers
         for layer in hidden:
             before = affine(kept[-1], layer.weight, layer.bias)
             after = self._activation.apply_(before)
@@ -131,7 +134,7 @@ class Perceptron(nn.Sequential):
     @torch.no_grad()
     def backward_(self, trace: Trace, gradient: torch.Tensor) -> None:
         """Add to each parameter's ``.grad``, which must be there, what ``gradient`` by the outputs makes of it."""
-        layers = list(self.linear_layers())
+        layers = self.linear_layers
         for index in reversed(range(len(layers))):
             weight, bias = layers[index].weight, layers[index].bias
             cast(torch.Tensor, weight.grad).add_(transposed_product(gradient, trace.inputs[index]))
