@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 
-from contenders import CONTENDERS, FOLDER, REPOSITORY, Worker, python_of
+from contenders import CONTENDERS, FOLDER, REPOSITORY, Worker, set_up
 from report import Round, as_markdown, as_text, facts_of_run, ratios, table
 from workload import Workload
 
@@ -74,8 +74,7 @@ def play_rounds(workers: Sequence[Worker], num_rounds: int, num_iterations: int)
 def main() -> None:
     arguments = parse()
     workload = Workload(normalize_observations=not arguments.no_normalize_observations)
-    for name in arguments.sides:
-        python_of(CONTENDERS[name].library)
+    set_up(arguments.sides)
     load = os.getloadavg()[0]
     starts: list[dict[str, list[Round]]] = []
     for number in range(arguments.starts):

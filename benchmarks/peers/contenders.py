@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ REPOSITORY = FOLDER.parents[1]
 class Contender:
     """A library, the settings of its side, and whether glibc was told to keep large buffers (as lockstep does).
 
-    ``differs`` is what it does otherwise than the workload says, or than the other sides.
+    ``differs`` is what it does otherwise than the workload says, or than the other sides. A side with the setting
+    ``compiled`` trains with networks that torch compiles, by g++ or whatever ``CXX`` names.
     """
 
     library: str
@@ -43,14 +46,27 @@ CONTENDERS = {
     "rsl_rl_compiled": Contender("rsl_rl", {"compiled": True}, differs=RSL_RL),
     "rsl_rl_same_env": Contender("rsl_rl", {"env": "same"}, differs=RSL_RL),
     "rsl_rl_default_malloc": Contender("rsl_rl", keep_large_buffers=False, differs=RSL_RL),
-    "rl_games": Contender("rl_games", differs=RL_GAMES),  # compiles by default
-    "rl_games_not_compiled": Contender("rl_games", {"compiled": False}, differs=RL_GAMES),
+    "rl_games": Contender("rl_games", {"compiled": True}, differs=RL_GAMES),  # its default
+    "rl_games_not_compiled": Contender("rl_games", differs=RL_GAMES),
     "skrl": Contender("skrl", differs=SKRL),
     "skrl_compiled": Contender("skrl", {"compiled": True}, differs=SKRL),
     "sb3": Contender("sb3", differs=SB3),
     "sb3_compiled": Contender("sb3", {"compiled": True}, differs=SB3),
     "brax": Contender("brax", differs="fixed learning rate, rewards x 0.1, values not clipped"),
 }
+
+
+def set_up(names: Sequence[str]) -> None:
+    """Make the environments of contenders where they are missing; end the command if something else is."""
+    compiled = [name for name in names if CONTENDERS[name].settings.get("compiled")]
+    compiler = os.environ.get("CXX", "g++")
+    if compiled and not shutil.which(compiler):
+        raise SystemExit(
+            f"{', '.join(compiled)}: torch compiles for these, and there is no '{compiler}'; install one, or name "
+            "the --sides without them"
+        )
+    for name in names:
+        python_of(CONTENDERS[name].library)
 
 
 class Worker:

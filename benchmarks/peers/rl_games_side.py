@@ -85,7 +85,7 @@ def make_params(workload: Workload, folder: str) -> dict[str, Any]:
 
 
 class RlGamesSide:
-    def __init__(self, workload: Workload, *, compiled: bool = True) -> None:
+    def __init__(self, workload: Workload, *, compiled: bool = False) -> None:
         vecenv.register("lean", lambda config_name, num_actors, **_: LeanEnv(num_actors))
         env_configurations.register("cartpole_classic", {"vecenv_type": "lean", "env_creator": None})
         self._folder = tempfile.TemporaryDirectory()  # the agent makes an events file, come what may

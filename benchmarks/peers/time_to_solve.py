@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import date
 from typing import Any
 
-from contenders import CONTENDERS, FOLDER, REPOSITORY, Worker, python_of
+from contenders import CONTENDERS, FOLDER, REPOSITORY, Worker, set_up
 from report import Spread, facts_of_run
 from workload import Workload
 
@@ -32,8 +32,7 @@ def measure(name: str, core: int, workload: Workload) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parse()
-    for name in arguments.sides:
-        python_of(CONTENDERS[name].library)
+    set_up(arguments.sides)
     load = os.getloadavg()[0]
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.sides}
     for number, seed in enumerate(arguments.seeds):
