@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.core.types import Task
 from lockstep.envs.config import EnvConfig
 
 jax = pytest.importorskip("jax")
@@ -119,17 +120,29 @@ def test_an_env_does_not_depend_on_its_batch_nor_on_the_number_of_devices(
 ) -> None:
     case = next(case for case in CASES if (case.task, case.engine) == (task_name, engine))
     task = case.make_task()
+    vary_masses(task)
     env = make_pair(case, task, dtype, 1, EnvConfig(max_episode_steps=12))[1]
     actions = jnp.asarray(random_actions(task, 20, 64), dtype=dtype)
     ids = jnp.arange(64, dtype=jnp.int32)
     split = per_env(program_of(env), jax.sharding.Mesh(np.array(jax.devices()), ("ranks",)))(ids, actions)
     described = [[(leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(state)] for state in split[:2]]
     assert described[0] == described[1]
+    if engine != "analytic":
+        assert split[1].physics["model"].flatten().tolist() == [env_id % 5 for env_id in range(64)]
     alone = per_env(program_of(env))(ids[37:38], actions[:, 37:38])
     for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(split), strict=True):
         tolerance = {"float64": 1e-12, "float32": 1e-5}.get(str(one.dtype), 0)
         np.testing.assert_allclose(one[0], other[37], rtol=tolerance, atol=tolerance)
     env.close()
+
+
+def vary_masses(task: Task) -> None:
+    """Let a task have five variants of its model, if it has one: by turns at home on every device."""
+
+    def vary_model(model: Any, noise: Any) -> None:
+        model.body_mass[:] *= 1 + noise
+
+    task.num_models, task.num_model_noise, task.vary_model = 5, 1, vary_model  # type: ignore[method-assign]
 
 
 def per_env(program: Any, mesh: Any = None) -> Any:
