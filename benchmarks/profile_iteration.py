@@ -6,7 +6,8 @@ Phases are timed with plain clocks around the learner's own calls, each without 
 (on a busy host wall time measures the neighbours). torch.profiler is not used: the memory it takes makes the C library
 fault in every large buffer anew, which doubles exactly the phases that matter.
 
-Beside the phases with matrix products stands what the products alone would take at this core's measured rate.
+Beside the phases with matrix products stands what the products alone take, each shape as measured on this core by the
+same functions; what is left of a phase is activations, sums and overhead.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -26,11 +27,14 @@ from lockstep.core.config import merge
 from lockstep.core.registry import load
 from lockstep.core.rng import Stream
 from lockstep.distributed.torch_comm import SoloComm
-from lockstep.learn.config import TrainConfig
-from lockstep.learn.torch import ppo, training
+from lockstep.learn.config import PpoConfig, TrainConfig
+from lockstep.learn.torch import passes, ppo, training
+from lockstep.learn.torch.perceptron import affine, transposed_product
 from lockstep.recipes.catalog import TASKS
 from lockstep.session.make_env import build_env
 from lockstep.session.process import keep_large_buffers
+
+PHYSICS = "rollout: physics"
 
 
 class Phases:
@@ -62,12 +66,14 @@ class Phases:
         self.seconds[self._running[-1]] += now - self._since
         self._since = now
 
-    def watch(self, owner: Any, function: str, name: str) -> None:
-        """Let every call of ``owner.function`` count as a phase."""
+    def watch(self, owner: Any, function: str, name: str, within: str = "") -> None:
+        """Let every call of ``owner.function`` count as a phase; if ``within`` is given, only those inside that one."""
         original: Callable[..., Any] = getattr(owner, function)
 
         @wraps(original)
         def timed(*arguments: Any, **options: Any) -> Any:
+            if within and within not in self._running:
+                return original(*arguments, **options)
             with self.phase(name):
                 return original(*arguments, **options)
 
@@ -97,15 +103,20 @@ def watch_all(phases: Phases, run: training.Training) -> None:
     phases.watch(run.noise, "draw", "action noise from bits")
     phases.watch(run.policy, "act", "rollout: actor")
     phases.watch(run.env, "step", "rollout: env step")
+    phases.watch(run.env.engine, "step", PHYSICS)
     phases.watch(training, "collect", "rollout: sampling and stores")
     phases.watch(ppo, "rollout_values", "prepare: critic")
     phases.watch(ppo, "generalised_advantages", "prepare: advantages")
     phases.watch(learner, "prepare", "prepare: normalising and moments")
     phases.watch_generator(learner.dealer, "deal", "update: dealing minibatches")
     phases.watch_generator(learner.dealer, "chunks", "update: chunks")
-    phases.watch(run.policy, "evaluate", "update: networks forward")
-    phases.watch(learner, "accumulate", "update: losses and KL forward")
-    phases.watch(torch.Tensor, "backward", "update: backward")
+    for backbone in (run.policy.actor, run.policy.critic):
+        phases.watch(backbone.perceptron, "trace", "update: networks forward", within="update: accumulating")
+        phases.watch(backbone.perceptron, "backward_", "update: networks backward")
+    phases.watch(passes, "loss_gradient", "update: loss and its gradient")
+    phases.watch(run.policy, "evaluate", "update: networks forward")  # where autograd is at work
+    phases.watch(torch.Tensor, "backward", "update: networks backward")
+    phases.watch(learner, "accumulate", "update: accumulating")
     phases.watch(learner.gradients, "zero_", "update: gradient buffer")
     phases.watch(learner.gradients, "ride_", "update: gradient buffer")
     phases.watch(learner.comm, "mean_gradients_", "update: reduction")
@@ -115,43 +126,44 @@ def watch_all(phases: Phases, run: training.Training) -> None:
     phases.watch(learner, "update", "update: the rest")
 
 
-def matrix_flops(run: training.Training) -> dict[str, float]:
-    """Return the floating point operations of the matrix products of an iteration, by phase."""
-    agent, num_envs = run.config.agent, run.env.num_envs
+def floors_ms(run: training.Training) -> dict[str, float]:
+    """Return what the matrix products of each phase would take alone, each at the rate of its own shape here."""
+    agent, num_envs = run.config.agent_as(PpoConfig), run.env.num_envs
     samples = agent.num_steps_per_env * num_envs
-    forward = {name: _flops_per_sample(getattr(run.policy, name)) for name in ("actor", "critic")}
-    first = {name: _linear_layers(getattr(run.policy, name))[0] for name in forward}
-    trained = samples * agent.num_learning_epochs
-    # Going back, every layer takes a product for its weights and one for its inputs, which the first has no use for.
-    backward = sum(2 * forward[name] - 2 * first[name].weight.numel() for name in forward)
+    in_pass = min(agent.chunk_size, samples // agent.num_mini_batches)
+    actor, critic = (_products_ms(each, in_pass) for each in (run.policy.actor, run.policy.critic))
+    at_once, _ = _products_ms(run.policy.actor, num_envs)
+    num_passes = samples * agent.num_learning_epochs / in_pass
     return {
-        "rollout: actor": samples * forward["actor"],
-        "prepare: critic": (samples + num_envs) * forward["critic"],
-        "update: networks forward": trained * sum(forward.values()),
-        "update: backward": trained * backward,
+        "rollout: actor": agent.num_steps_per_env * at_once,
+        "prepare: critic": (samples + num_envs) / in_pass * critic[0],
+        "update: networks forward": num_passes * (actor[0] + critic[0]),
+        "update: networks backward": num_passes * (actor[1] + critic[1]),
     }
 
 
-def _linear_layers(module: nn.Module) -> list[nn.Linear]:
-    return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+def _products_ms(network: nn.Module, num_rows: int) -> tuple[float, float]:
+    """Return the milliseconds of the products of one pass forward and of one backward over so many samples."""
+    forward = backward = 0.0
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    for index, layer in enumerate(layers):
+        weight = layer.weight.detach()
+        inputs = torch.randn(num_rows, weight.shape[1], dtype=weight.dtype)
+        gradient = torch.randn(num_rows, weight.shape[0], dtype=weight.dtype)
+        forward += _median_ms(partial(affine, inputs, weight, layer.bias.detach()))
+        backward += _median_ms(partial(transposed_product, gradient, inputs))
+        if index:  # the first layer's inputs need no gradient
+            backward += _median_ms(partial(affine, gradient, weight.t(), None))
+    return forward, backward
 
 
-def _flops_per_sample(module: nn.Module) -> float:
-    return sum(2 * layer.weight.numel() for layer in _linear_layers(module))
-
-
-def matrix_rate(run: training.Training, num_rows: int) -> float:
-    """Return this core's flops per second in the product of the policy's widest layer."""
-    layers = _linear_layers(run.policy)
-    weight = max((layer.weight.detach() for layer in layers), key=torch.numel)
-    inputs = torch.randn(num_rows, weight.shape[1], dtype=weight.dtype)
-    outputs = torch.empty(num_rows, weight.shape[0], dtype=weight.dtype)
+def _median_ms(product: Callable[[], torch.Tensor]) -> float:
     seconds = []
-    for _ in range(50):
+    for _ in range(30):
         began = time.process_time()
-        torch.mm(inputs, weight.T, out=outputs)
+        product()
         seconds.append(time.process_time() - began)
-    return 2 * num_rows * weight.numel() / statistics.median(seconds)
+    return 1e3 * statistics.median(seconds)
 
 
 def show(per_iteration: list[dict[str, float]], floors: dict[str, float]) -> None:
@@ -164,6 +176,8 @@ def show(per_iteration: list[dict[str, float]], floors: dict[str, float]) -> Non
         floor = f"{floors[name]:.1f}" if name in floors else ""
         print(f"{name:36}{medians[name]:9.1f}{medians[name] / total:9.1%}{floor:>21}")
     print(f"{'iteration':36}{total:9.1f}{1:9.1%}{sum(floors.values()):21.1f}")
+    named = sum(medians[name] for name in names if name in floors or name == PHYSICS)
+    print(f"\noutside physics and networks: {1 - named / total:.1%}")
 
 
 def parse() -> argparse.Namespace:
@@ -190,11 +204,7 @@ def main() -> None:
     run = training.Training(config, build_env(config), SoloComm())
     for _ in range(3):
         run.iterate()
-    chunk = min(
-        config.agent.chunk_size, arguments.num_envs * arguments.num_steps_per_env // config.agent.num_mini_batches
-    )
-    rate = matrix_rate(run, chunk)
-    floors = {name: 1e3 * flops / rate for name, flops in matrix_flops(run).items()}
+    floors = floors_ms(run)
     phases = Phases()
     watch_all(phases, run)
     per_iteration = []
@@ -203,9 +213,8 @@ def main() -> None:
         run.iterate()
         per_iteration.append(phases.take())
     print(
-        f"{arguments.task}, {arguments.num_envs} envs x {arguments.num_steps_per_env} steps, {chunk} samples per pass, "
-        f"core {core}, torch {torch.__version__}; products at {rate / 1e9:.0f} GFLOP/s, median CPU time of "
-        f"{arguments.iterations} iterations\n"
+        f"{arguments.task}, {arguments.num_envs} envs x {arguments.num_steps_per_env} steps, core {core}, torch "
+        f"{torch.__version__}; median CPU time of {arguments.iterations} iterations\n"
     )
     show(per_iteration, floors)
 
