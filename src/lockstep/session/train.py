@@ -103,12 +103,8 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
             # Whatever happens from here on, the run knows the weights it began with.
             observer.save(training.iteration, training.state_dict())
             _settle(observer, comm)
-        if found.note:
-            progress.message(found.note)
-        progress.message(
-            f"{config.task}: {sum(shares)} envs on {team.in_words}, physics by {type(engine).__name__}, "
-            f"learning on {team.device}, in {run.path}"
-        )
+        for line in filter(None, (found.note, _in_words(config, sum(shares), team, engine, run.path))):
+            progress.message(line)
         status = training.train(observer, evaluation_env)
         _settle(observer, comm)
         beats.enter("end")
@@ -116,6 +112,14 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         if config.video and status == "finished":
             comm.on_main(lambda: _film(run, request, progress), "video")
     return Outcome(run.path, status)
+
+
+def _in_words(config: TrainConfig, num_envs: int, team: Team, engine: object, path: Path) -> str:
+    """Return what trains where, in one line."""
+    return (
+        f"{config.task}: {num_envs} envs on {team.in_words}, physics by {type(engine).__name__}, learning on "
+        f"{team.device}, in {path}"
+    )
 
 
 def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> Framework:
