@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep import distributed
+    from lockstep.session.export import Exported, export
     from lockstep.session.init import Place, init
     from lockstep.session.make_config import make_config
     from lockstep.session.make_env import make_env
@@ -22,11 +23,13 @@ if os.environ.get("WORLD_SIZE", "1") != "1":
     importlib.import_module("lockstep.distributed.isolation").isolate()
 
 __all__ = [
+    "Exported",
     "Outcome",
     "Place",
     "Policy",
     "Runner",
     "distributed",
+    "export",
     "init",
     "load_policy",
     "make_config",
@@ -36,10 +39,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Exported": "lockstep.session.export",
     "Outcome": "lockstep.session.train",
     "Place": "lockstep.session.init",
     "Policy": "lockstep.session.policy",
     "Runner": "lockstep.session.runner",
+    "export": "lockstep.session.export",
     "init": "lockstep.session.init",
     "load_policy": "lockstep.session.policy",
     "make_config": "lockstep.session.make_config",

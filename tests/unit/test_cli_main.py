@@ -47,9 +47,9 @@ def test_help_is_static_and_loads_nothing_heavy() -> None:
     )
     done = run(code=code)
     assert (done.returncode, done.stderr) == (0, "[]\n")
-    for name in ("train", "train_multigpu", "slurm", "play", "tasks"):
+    for name in ("train", "train_multigpu", "slurm", "play", "export", "tasks"):
         assert f"\n  {name} " in done.stdout
-    for later in ("export", "doctor"):
+    for later in ("report", "doctor"):
         assert later not in done.stdout
 
 
@@ -72,10 +72,13 @@ def test_help_answers_within_its_budget(argv: list[str], budget_s: float) -> Non
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "no command is given; there are train, train_multigpu, slurm, play, tasks"),
+        ([], "no command is given; there are train, train_multigpu, slurm, play, export, tasks"),
         (["trian"], "unknown command 'trian'; did you mean 'train'?"),
         (["--task", "cartpole"], "the command comes first"),
-        (["export"], "'export' comes in a later version; this one has train, train_multigpu, slurm, play, tasks"),
+        (
+            ["report"],
+            "'report' comes in a later version; this one has train, train_multigpu, slurm, play, export, tasks",
+        ),
         (["train", "--num_gpus", "2"], "lockstep train runs one process; several GPUs are lockstep train_multigpu"),
         (["benchmark", "startup"], "'benchmark' comes in a later version"),
         (["a\nb"], r"unknown command 'a\nb'"),

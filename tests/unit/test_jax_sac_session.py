@@ -15,6 +15,7 @@ import lockstep
 from lockstep.core.errors import UsageError
 from lockstep.learn.jax import checkpoint
 from lockstep.learn.jax.training import Training
+from tests.unit.export_fixtures import observations, run_onnx, run_torchscript
 from tests.unit.jax_training_fixtures import array_differences, untimed
 from tests.unit.sac_fixtures import SMALL_AGENT
 
@@ -134,3 +135,19 @@ def test_a_new_run_starts_from_its_weights(whole: Path, tmp_path: Path) -> None:
     wider = config_with(**settings, agent={**SETTINGS["agent"], "actor_hidden_dims": (17,)})
     with pytest.raises(UsageError, match=r"of shape \(16, 2\), the config asks for \(17, 2\)"):
         lockstep.train(wider, checkpoint=weights)
+
+
+def test_it_is_exported(whole: Path, tmp_path: Path) -> None:
+    """Its actor becomes torch's, squashed by tanh."""
+    exported = lockstep.export(whole, tmp_path / "out")
+    assert exported.largest_difference < 1e-5
+    policy = lockstep.load_policy(whole)
+    steps = observations(5, policy.num_observations)
+    own = [np.asarray(policy(each)) for each in steps]
+    files = (
+        run_onnx(tmp_path / "out" / "policy.onnx", steps),
+        run_torchscript(tmp_path / "out" / "policy.pt", steps, None),
+    )
+    for found in files:
+        np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-5)
+    assert 0.0 < np.abs(own).max() < 1.0

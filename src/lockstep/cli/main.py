@@ -25,6 +25,7 @@ commands:
   train_multigpu   the same on several GPUs    lockstep train_multigpu cartpole_balance --num_gpus 2
   slurm            the same as a SLURM job     lockstep slurm --nodes 2 --gpus_per_node 4 -- train cartpole_balance
   play             run a trained policy        lockstep play --run logs/cartpole_balance/<run>
+  export           write it as ONNX            lockstep export --run logs/cartpole_balance/<run>
   tasks            list the tasks              lockstep tasks
 
   lockstep COMMAND --help                      what a command takes
@@ -34,9 +35,9 @@ commands:
 exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration, 75 preempted, 130 interrupted
 """
 
-_COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "train_multigpu", "slurm", "play", "tasks")}
+_COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "train_multigpu", "slurm", "play", "export", "tasks")}
 _MAX_WORD = 600
-_LATER = ("export", "report", "doctor", "benchmark")
+_LATER = ("report", "doctor", "benchmark")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     as_json = switched_on(arguments, "json")
     with_viewer = _with_viewer(arguments)
     video = _video(arguments)
-    checkpoint = _checkpoint(arguments)
+    checkpoint = checkpoint_in(arguments)
     if with_viewer:
         from lockstep.session.viewer import watch
 
@@ -72,7 +72,12 @@ def _lookup(name: str) -> Takes:
     return _FLAGS[name]
 
 
-def _checkpoint(arguments: Arguments) -> Path:
+def checkpoint_in(arguments: Arguments, verb: str = "play") -> Path:
+    """Return the checkpoint that ``--run`` or ``--checkpoint`` names.
+
+    Raises:
+        UsageError: neither, both, or one that is not there.
+    """
     run, checkpoint = path_of(arguments, "run"), path_of(arguments, "checkpoint")
     if run and checkpoint:
         raise UsageError("both --run and --checkpoint are given; keep one")
@@ -81,7 +86,7 @@ def _checkpoint(arguments: Arguments) -> Path:
             raise UsageError(f"checkpoint {checkpoint} can't be looked at{why}; give the path of another")
         return checkpoint
     if not run:
-        raise UsageError("what to play? Give --run RUN_DIR or --checkpoint PATH")
+        raise UsageError(f"what to {verb}? Give --run RUN_DIR or --checkpoint PATH")
     from lockstep.core.run_directory import latest_checkpoint
 
     return latest_checkpoint(run)

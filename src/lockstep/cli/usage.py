@@ -25,6 +25,19 @@ Run a trained policy, without exploration noise, and report its mean return, epi
 A video's camera is the model's own named 'track' or 'side', else one that follows the robot.
 """
 
+EXPORT_HELP = """\
+usage: lockstep export (--run RUN_DIR | --checkpoint PATH) [--output DIR] [--format onnx,torchscript]
+
+Write a trained policy as files that run without lockstep: raw actor observations in, the most likely action out, with
+the normaliser inside. Each is run and compared with the policy's own actions before it appears.
+
+  --run RUN_DIR       the newest checkpoint of this run
+  --checkpoint PATH   this checkpoint
+  --output DIR        the folder (default: export in the run directory); gets policy.onnx, policy.pt (TorchScript) and
+                      policy.json, which describes them
+  --format F          onnx, torchscript, or both with a comma (default: both)
+"""
+
 MULTIGPU_HELP = """\
 usage: lockstep train_multigpu [TASK] [--num_gpus N] [FLAGS OF LOCKSTEP TRAIN]
        lockstep train_multigpu [--num_gpus N] --script FILE.py [ITS ARGUMENTS]
@@ -184,6 +197,15 @@ PLAY_HABITS = {
     **dict.fromkeys(("video_length", "video_duration", "video_steps"), "its length is --video_seconds S"),
     **dict.fromkeys(("video_path", "video_dir", "record", "output"), "the video's file is --video out.mp4"),
     **dict.fromkeys(("num_envs", "episodes", "n_episodes"), "the number of episodes is --num_episodes N"),
+}
+
+EXPORT_HABITS = {
+    **dict.fromkeys(("load_run", "run_dir", "resume"), "the run to export is --run RUN_DIR"),
+    **dict.fromkeys(("load_checkpoint", "ckpt", "checkpoint_path"), "the weights to export are --checkpoint PATH"),
+    **dict.fromkeys(("output_dir", "out", "path", "export_dir", "filename"), "the folder is --output DIR"),
+    **dict.fromkeys(("onnx", "torchscript", "jit", "to"), "the formats are --format onnx,torchscript"),
+    **dict.fromkeys(("task", "config", "device"), "the checkpoint knows its task, and the CPU will do; leave it out"),
+    **dict.fromkeys(("opset", "opset_version"), "the opset is 20; leave it out"),
 }
 
 

@@ -131,6 +131,15 @@ def load_policy(path: Path, device: str, algorithm_of: Callable[[TrainConfig], t
     return JaxPolicy(config, content["iteration"], algorithm, replicated, env, ranks)
 
 
+def in_float32(policy: JaxPolicy) -> JaxPolicy:
+    """Return a policy whose networks compute in the precision of their parameters, not in bfloat16."""
+    if policy.config.dtype != "bfloat16":
+        return policy
+    config, env = merge(policy.config, {"dtype": "float32"}), policy.algorithm.env
+    algorithm = type(policy.algorithm)(config, env, None)
+    return JaxPolicy(config, policy.iteration, algorithm, policy.replicated, env, policy.ranks)
+
+
 def evaluate(policy: JaxPolicy, config: TrainConfig, num_episodes: int) -> Episodes:
     """Run whole episodes with a policy, on its device.
 
