@@ -15,8 +15,8 @@ from lockstep.learn.torch.networks import ActorCritic
 from lockstep.recipes.catalog import TASKS
 
 
-def config_of(**settings: Any) -> TrainConfig:
-    return lockstep.make_config("cartpole_classic", num_envs=4, device="cpu", logger="none", **settings)
+def config_of(task: str = "cartpole_classic", **settings: Any) -> TrainConfig:
+    return lockstep.make_config(task, num_envs=4, device="cpu", logger="none", **settings)
 
 
 def torch_checkpoint(path: Path, seed: int = 0, **settings: Any) -> Path:

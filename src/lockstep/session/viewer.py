@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from lockstep.core.types import Task
 
+_CLOSE_S = 5.0
 _INSTEAD = "use --video out.mp4 instead"
 
 
@@ -54,6 +56,7 @@ def watch(checkpoint: str | Path, seed: int | None = None, device: str = "auto")
     num_steps = 0
     with (
         closing(framework_of(config).frames(policy, config)) as frames,
+        _ended_threads(),
         mujoco.viewer.launch_passive(model, data, show_left_ui=False, show_right_ui=False) as window,
     ):
         due_s = time.monotonic()
@@ -71,6 +74,17 @@ def watch(checkpoint: str | Path, seed: int | None = None, device: str = "auto")
             due_s = max(due_s + task.step_duration_s, time.monotonic() - task.step_duration_s)
             time.sleep(max(0.0, due_s - time.monotonic()))
     return num_steps
+
+
+@contextmanager
+def _ended_threads() -> Iterator[None]:
+    """Wait for threads that begin within the context: the viewer's draws on, and must not when the process ends."""
+    before = set(threading.enumerate())
+    try:
+        yield
+    finally:
+        for thread in set(threading.enumerate()) - before:
+            thread.join(_CLOSE_S)
 
 
 def require_display(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> None:
