@@ -1,4 +1,4 @@
-"""Training throughput of lockstep beside rsl_rl, or beside brax, on one core, in one paired, interleaved run.
+"""Training throughput of lockstep beside other libraries on one core, in one paired, interleaved run.
 
     .venv/bin/python benchmarks/peers/compare.py [--starts 3] [--rounds 5] [--save]
     .venv/bin/python benchmarks/peers/compare.py --sides lockstep_jax lockstep brax rsl_rl --save
