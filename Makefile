@@ -31,7 +31,7 @@ format: $(INSTALLED) ## mend style where it can be done mechanically
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(INSTALLED) ## measure training speed beside rsl_rl (makes an environment for it the first time)
+bench: $(INSTALLED) ## measure training speed beside the peers (makes an environment for each the first time)
 	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
 
 # A .venv without the stamp was interrupted or made by another tool: it is made anew, never mended.
