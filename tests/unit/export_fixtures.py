@@ -19,14 +19,14 @@ def config_of(task: str = "cartpole_classic", **settings: Any) -> TrainConfig:
     return lockstep.make_config(task, num_envs=4, device="cpu", logger="none", **settings)
 
 
-def torch_checkpoint(path: Path, seed: int = 0, **settings: Any) -> Path:
-    """Write a checkpoint at ``path`` and return it."""
+def torch_checkpoint(path: Path, spread: float = 0.3, **settings: Any) -> Path:
+    """Write a checkpoint at ``path`` and return it; ``spread`` is how far weights are off those of a start."""
     config = config_of(**settings)
     task = load(TASKS.get(config.task).task)(config.env)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     network = ActorCritic(config.agent_as(PpoConfig), dict(task.num_observations), task.action_space)
     for parameter in network.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+        parameter.data += spread * torch.randn_like(parameter)
     network.actor_normalizer.merge_(Moments.of(torch.randn(32, task.num_observations["actor"]) * 3.0 + 1.0))
     content = {
         "format": checkpoint.FORMAT,
