@@ -2,8 +2,9 @@
 
 import json
 import os
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,27 @@ def test_a_file_that_does_something_else_does_not_stay(tmp_path: Path, monkeypat
         lockstep.export(path, tmp_path / "old", ["torchscript"])
     assert [file.name for file in (tmp_path / "old").iterdir()] == ["policy.pt"]
     assert (tmp_path / "old" / "policy.pt").read_bytes() == b"old"
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+def test_a_disk_that_refuses_gets_nothing(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    torch_checkpoint(tmp_path / "model_7.pt")
+    request.getfixturevalue("file_size_limit")
+    assert main(["export", "--checkpoint", "model_7.pt", "--output", "a/b", "--format", form]) == 1
+    error = capsys.readouterr().err
+    assert "can't write a/b: file too large; raise the limit on file sizes" in error
+    assert len(error.splitlines()) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["model_7.pt"]
 
 
 Actions = tuple[np.ndarray, np.ndarray]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import warnings
@@ -17,7 +18,7 @@ from lockstep.session.deployed import DeployedPolicy
 from lockstep.session.export_check import Check
 
 OPSET = 20
-"""Of ONNX; onnxruntime knows it since 1.17."""
+"""Of ONNX; onnxruntime reads such files since 1.18."""
 _BATCH = 3  # of the example; 1 would be taken for the only size there is
 
 
@@ -73,7 +74,9 @@ def _write_onnx(network: DeployedPolicy, path: Path, description: Mapping[str, A
 def _write_torchscript(network: DeployedPolicy, path: Path, description: Mapping[str, Any], check: Check) -> float:
     with _quiet(), torch.no_grad():
         traced: Any = torch.jit.trace(network, _example(network), check_trace=False)
-        torch.jit.save(traced, str(path), _extra_files={"policy.json": json.dumps(description)})
+        content = io.BytesIO()  # torch's own writer ends the process where a disk refuses
+        torch.jit.save(traced, content, _extra_files={"policy.json": json.dumps(description)})
+        path.write_bytes(content.getvalue())
         loaded: Any = torch.jit.load(str(path))
     is_recurrent = network.memory is not None
 
