@@ -6,7 +6,8 @@
 Each seed is a run of ``lockstep train`` in a process of its own, one after the other; flags that this script does not
 know are handed to it. With ``--save`` the picture and the numbers go to ``benchmarks/curves/<name>.{png,json}``,
 otherwise to a temporary folder that is named at the end. The name is the task's, with framework and algorithm behind it
-unless they are torch and PPO: ``cartpole_swingup_jax_sac``.
+unless they are torch and PPO: ``cartpole_swingup_jax_sac``. A task that has metrics beside its reward gets a second
+panel for them, and with torch the policy is also evaluated as it is before any training.
 """
 
 import argparse
@@ -35,41 +36,82 @@ def train(task: str, seed: int, log_root: Path, extra: list[str]) -> list[dict[s
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def untrained(task: str, seed: int) -> dict[str, float]:
+    """Return the evaluation of the policy that a training with torch begins with."""
+    import torch
+
+    from lockstep.core.config import merge
+    from lockstep.distributed.torch_comm import SoloComm
+    from lockstep.learn.torch.evaluation import evaluate, summarise
+    from lockstep.learn.torch.training import make_policy
+    from lockstep.recipes.catalog import recipe_of
+    from lockstep.session.make_env import build_env
+
+    config = merge(recipe_of(task), {"seed": seed, "device": "cpu"})
+    env = build_env(config, num_envs=config.evaluation.num_episodes, streams="evaluation")
+    with torch.inference_mode():
+        return summarise(evaluate(make_policy(config, env), env), SoloComm())
+
+
 def draw(title: str, runs: dict[int, list[dict[str, Any]]], path: Path) -> None:
-    """Draw mean return (lines) and the evaluations of the deterministic policy (dots) over env steps."""
+    """Draw mean return and the task's metrics (lines) and evaluations without exploration (dots) over env steps."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    (first, *_) = runs.values()
+    metrics = [name for name in first[-1] if name.startswith("metric/")]
+    figure, grid = pyplot.subplots(
+        1 + bool(metrics), figsize=(7, 7 if metrics else 4), layout="constrained", squeeze=False, sharex=True
+    )
+    axes, *more = grid[:, 0]
     for seed, records in runs.items():
-        finished = [record for record in records if record["mean_return"] is not None]
-        steps = [record["env_steps"] / 1e6 for record in finished]
-        (line,) = axes.plot(steps, [record["mean_return"] for record in finished], label=f"seed {seed}", linewidth=1)
-        evaluated = [record for record in records if record.get("eval/mean_return") is not None]
-        axes.plot(
-            [record["env_steps"] / 1e6 for record in evaluated],
-            [record["eval/mean_return"] for record in evaluated],
-            "o",
-            color=line.get_color(),
-        )
-    axes.set(title=title, xlabel="million env steps", ylabel="mean return (dots: evaluation)")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+        _plot(axes, records, "mean_return", f"seed {seed}")
+        for below in more:
+            for name in metrics:
+                _plot(below, records, name, f"{name.removeprefix('metric/')}, seed {seed}")
+    axes.set(title=title, ylabel="mean return (dots: evaluation)")
+    for below in more:
+        below.set(ylabel="metrics, means over env steps", ylim=(0, 1))
+    for each in (axes, *more):
+        each.grid(alpha=0.3)
+        each.legend(frameon=False)
+    (more or [axes])[-1].set_xlabel("million env steps")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
-def summary(task: str, runs: dict[int, list[dict[str, Any]]], extra: list[str], with_times: bool) -> dict[str, Any]:
-    """Return what is stored: how it was made, and of each seed the evaluations and, if wanted, the time it took."""
+def _plot(axes: Any, records: list[dict[str, Any]], name: str, label: str) -> None:
+    """Plot a number of the training's episodes as a line and of evaluations as dots."""
+    finished = [record for record in records if record.get(name) is not None]
+    steps = [record["env_steps"] / 1e6 for record in finished]
+    (line,) = axes.plot(steps, [record[name] for record in finished], label=label, linewidth=1)
+    evaluated = [record for record in records if record.get(f"eval/{name}") is not None]
+    steps = [record["env_steps"] / 1e6 for record in evaluated]
+    axes.plot(steps, [record[f"eval/{name}"] for record in evaluated], "o", color=line.get_color())
+
+
+def summary(
+    task: str, runs: dict[int, list[dict[str, Any]]], first: dict[int, dict[str, float]], extra: list[str], times: bool
+) -> dict[str, Any]:
+    """Return what is stored: how it was made, and of each seed the evaluations and, if wanted, the time it took.
+
+    Args:
+        task: its name.
+        runs: by seed, the records of ``metrics.jsonl``.
+        first: by seed, the evaluation before any training.
+        extra: flags that were passed on.
+        times: whether to store how long it took.
+    """
     about = describe()
     seeds = {
         str(seed): {
-            **({"wall_s": round(records[-1]["wall_s"], 1)} if with_times else {}),
+            **({"wall_s": round(records[-1]["wall_s"], 1)} if times else {}),
             "env_steps": records[-1]["env_steps"],
             "evaluations": {
                 str(record["env_steps"]): round(record["eval/mean_return"], 1)
                 for record in records
                 if record.get("eval/mean_return") is not None
             },
+            **_metrics(records, first.get(seed)),
         }
         for seed, records in runs.items()
     }
@@ -82,6 +124,20 @@ def summary(task: str, runs: dict[int, list[dict[str, Any]]], extra: list[str], 
         "cpu": f"{about['hardware']['cpu']}, {about['hardware']['num_allowed_cores']} cores",
         "seeds": seeds,
     }
+
+
+def _metrics(records: list[dict[str, Any]], first: dict[str, float] | None) -> dict[str, Any]:
+    """Return the metrics of the evaluations of a task that has some, that before any training under 0 env steps."""
+    table = {
+        str(record.get("env_steps", 0)): {
+            name.removeprefix("eval/metric/"): round(value, 4)
+            for name, value in record.items()
+            if name.startswith("eval/metric/") and value is not None
+        }
+        for record in ([first] if first else []) + records
+    }
+    filled = {steps: row for steps, row in table.items() if row}
+    return {"metrics": filled} if filled else {}
 
 
 def main() -> None:
@@ -104,7 +160,8 @@ def main() -> None:
     target = HERE / "curves" if arguments.save else folder
     target.mkdir(exist_ok=True)
     draw(title, runs, target / f"{name}.png")
-    text = json.dumps(summary(arguments.task, runs, extra, with_times=not arguments.no_times), indent=2)
+    first = {seed: untrained(arguments.task, seed) for seed in runs} if arguments.ml_framework == "torch" else {}
+    text = json.dumps(summary(arguments.task, runs, first, extra, not arguments.no_times), indent=2)
     (target / f"{name}.json").write_text(text + "\n")
     print(f"{text}\n{target / name}.png")
 
