@@ -66,18 +66,6 @@ def test_what_has_no_model_can_not_be_seen(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "a.mp4").exists()
 
 
-def test_a_training_ends_with_a_clip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    require_renderer()
-    outcome = lockstep.train(config_with("logs", video=True))
-    assert outcome.exit_code == 0
-    clip = outcome.run_path / "videos" / "model_1.mp4"
-    assert f"video: {clip}" in capsys.readouterr().out
-    shown = read_back(clip)
-    assert shown.pictures.shape == (125, 480, 640, 3)
-    assert change(shown, 0, 60) > 0.02
-    assert [path.name for path in clip.parent.iterdir()] == ["model_1.mp4"]
-
-
 def test_a_training_survives_a_clip_that_can_not_be_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

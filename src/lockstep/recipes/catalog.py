@@ -167,10 +167,7 @@ def _check_mjx_settings(config: TrainConfig) -> None:
 
 def _check_video(config: TrainConfig) -> None:
     if config.video and config.runner:
-        raise UsageError(
-            f"video is not available with runner {config.runner}, whose policy its own code alone can run; leave "
-            "--video out"
-        )
+        raise UsageError(f"video is not available with runner {config.runner}; leave --video out")
     if config.video and load(TASKS.get(config.task).task)(config.env).model_path is None:
         raise UsageError(
             f"video is not available: task {config.task} has no MuJoCo model to be seen; leave --video out"
