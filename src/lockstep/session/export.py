@@ -10,8 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.core.errors import UsageError
-from lockstep.core.files import is_file, is_folder, require_place, sync_tree, unfinished
+from lockstep.core.errors import RunError, UsageError
+from lockstep.core.files import explain, is_file, is_folder, require_place, sync_tree, unfinished
 from lockstep.core.registry import load
 from lockstep.core.run_directory import latest_checkpoint
 from lockstep.recipes.catalog import TASKS
@@ -112,8 +112,11 @@ def _default_folder(path: Path) -> Path:
 def _made(folder: Path) -> Iterator[None]:
     """Have a folder there; if what is done with it fails, it is gone again, unless it was there before."""
     new = [one for one in (folder, *folder.parents) if not is_folder(one)]
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(explain(error, folder)) from error
         yield
     except BaseException:
         for one in new:

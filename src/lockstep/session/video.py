@@ -127,6 +127,7 @@ def render(
     """
     asked.path.absolute().parent.mkdir(parents=True, exist_ok=True)
     with unfinished(asked.path) as temporary:
+        temporary.touch()  # a folder that takes no file is told in our words, not in those of ffmpeg
         job = Job(str(model_path), asked.width, asked.height, fps, str(temporary))
         try:
             _run(job, qpos, renderer, os.environ, _RENDER_S, is_enough)
