@@ -113,7 +113,8 @@ def watch_all(phases: Phases, run: training.Training) -> None:
     for backbone in (run.policy.actor, run.policy.critic):
         phases.watch(backbone.perceptron, "trace", "update: networks forward", within="update: accumulating")
         phases.watch(backbone.perceptron, "backward_", "update: networks backward")
-    phases.watch(passes, "loss_gradient", "update: loss and its gradient")
+    for function in ("policy_gradient", "value_gradient"):
+        phases.watch(passes, function, "update: losses and their gradients")
     phases.watch(run.policy, "evaluate", "update: networks forward")  # where autograd is at work
     phases.watch(torch.Tensor, "backward", "update: networks backward")
     phases.watch(learner, "accumulate", "update: accumulating")

@@ -6,31 +6,26 @@ from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.distributions import Distribution
 from lockstep.learn.torch.minibatches import Batch
 
-RIDERS = ("kl", "surrogate", "value", "entropy")
-Riders = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Scalars in the order of RIDERS, summed over samples."""
+PolicyRiders = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""KL divergence, surrogate and entropy: scalars, summed over samples."""
 
 
-def ppo_loss(
-    config: PpoConfig, new: Distribution, old: Distribution, values: torch.Tensor, batch: Batch
-) -> tuple[torch.Tensor, Riders]:
-    """Return the loss, with its graph, and the riders, without one; all summed over the samples.
+def policy_loss(
+    config: PpoConfig, new: Distribution, old: Distribution, batch: Batch
+) -> tuple[torch.Tensor, PolicyRiders]:
+    """Return the loss of the policy, with its graph, and the riders, without one; all summed over the samples.
 
     Args:
         config: of the loss.
         new: what the policy would do now.
         old: what it did.
-        values: of the samples, ``(...)`` like every other tensor.
-        batch: the samples.
+        batch: the samples, with the leading axes of the distributions.
     """
-    log_prob = new.log_prob(batch.actions)
-    surrogate = surrogate_loss(log_prob, batch.log_probs, batch.advantages, config.clip_param).sum()
-    error = value_loss(values, batch.values, batch.targets, config.clip_param, config.use_clipped_value_loss).sum()
+    surrogate = surrogate_loss(new.log_prob(batch.actions), batch.log_probs, batch.advantages, config.clip_param).sum()
     entropy = new.entropy().sum()
-    loss = surrogate + config.value_loss_coef * error - config.entropy_coef * entropy
     with torch.no_grad():
         kl = new.kl_from(old).sum()
-    return loss, (kl, surrogate.detach(), error.detach(), entropy.detach())
+    return surrogate - config.entropy_coef * entropy, (kl, surrogate.detach(), entropy.detach())
 
 
 def surrogate_loss(

@@ -1,15 +1,20 @@
 """From a chunk of samples to sums of gradients and riders: by autograd, or in passes that are spelled out."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
 
 from lockstep.learn.config import PpoConfig
-from lockstep.learn.torch.distributions import Gaussian
-from lockstep.learn.torch.gaussian_loss import LossGradient, gaussian_loss
-from lockstep.learn.torch.losses import Riders, ppo_loss
-from lockstep.learn.torch.minibatches import Batch
+from lockstep.learn.torch.loss_gradients import policy_gradient, value_gradient
+from lockstep.learn.torch.losses import policy_loss, value_loss
+from lockstep.learn.torch.minibatches import Batch, Sequences
 from lockstep.learn.torch.networks import ActorCritic
+
+RIDERS = ("kl", "surrogate", "value", "entropy")
+Riders = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Scalars in the order of RIDERS, summed over samples."""
 
 
 def are_spelled_out(policy: ActorCritic, autocast: bool) -> bool:
@@ -38,24 +43,31 @@ def add_gradients_(config: PpoConfig, policy: ActorCritic, batch: Batch) -> Ride
     Returns:
         the riders, summed as well.
     """
-    actor = policy.actor.perceptron.trace(batch.actor_observations)
-    critic = policy.critic.perceptron.trace(batch.critic_observations)
-    gradient = loss_gradient(config, policy, actor.outputs, critic.outputs.squeeze(-1), batch)
-    policy.actor.perceptron.backward_(actor, gradient.outputs)
-    policy.critic.perceptron.backward_(critic, gradient.values.unsqueeze(-1))
+    # One network after the other: the second one finds the memory of the first still in the cache.
+    actor, critic = policy.actor.perceptron, policy.critic.perceptron
+    trace = actor.trace(batch.actor_observations)
+    gradient = policy_gradient(config, policy, trace.outputs, batch)
+    actor.backward_(trace, gradient.outputs)
     if policy.log_std is not None:
         cast(torch.Tensor, policy.log_std.grad).add_(cast(torch.Tensor, gradient.log_std))
-    return gradient.riders
+    del trace
+    trace = critic.trace(batch.critic_observations)
+    by_values, error = value_gradient(config, trace.outputs.squeeze(-1), batch)
+    critic.backward_(trace, by_values.unsqueeze(-1))
+    kl, surrogate, entropy = gradient.riders
+    return kl, surrogate, error, entropy
 
 
-def loss_gradient(
-    config: PpoConfig, policy: ActorCritic, outputs: torch.Tensor, values: torch.Tensor, batch: Batch
-) -> LossGradient:
-    """Return the riders and the gradient by what the networks gave: ``(num_samples, size)`` and ``(num_samples,)``."""
-    if policy.log_std is not None:
-        return gaussian_loss(config, Gaussian(outputs, policy.log_std.detach()), values, batch)
-    with torch.inference_mode(False), torch.enable_grad():
-        outputs, values = outputs.clone().requires_grad_(), values.clone().requires_grad_()
-        loss, riders = ppo_loss(config, policy.distribution(outputs), policy.unpack(batch.distributions), values, batch)
-        by_outputs, by_values = torch.autograd.grad(loss, (outputs, values))
-    return LossGradient(by_outputs, by_values, None, riders)
+def add_gradients_by_autograd_(
+    config: PpoConfig, policy: ActorCritic, chunk: Sequences, precision: Callable[[], AbstractContextManager[object]]
+) -> Riders:
+    """Do what ``add_gradients_`` does with any policy; ``precision`` makes the context that its networks run in."""
+    batch = chunk.batch
+    with precision():
+        distribution, value = policy.evaluate(
+            batch.actor_observations, batch.critic_observations, chunk.start, batch.done
+        )
+    loss, (kl, surrogate, entropy) = policy_loss(config, distribution, policy.unpack(batch.distributions), batch)
+    error = value_loss(value, batch.values, batch.targets, config.clip_param, config.use_clipped_value_loss).sum()
+    (loss + config.value_loss_coef * error).backward()
+    return kl, surrogate, error.detach(), entropy

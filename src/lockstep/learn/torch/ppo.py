@@ -16,11 +16,11 @@ from lockstep.core.types import Comm, FlatGradients
 from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.gae import generalised_advantages
 from lockstep.learn.torch.gradients import GradientBuffer
-from lockstep.learn.torch.losses import RIDERS as RIDERS
-from lockstep.learn.torch.losses import Riders, adapt_learning_rate_, ppo_loss
+from lockstep.learn.torch.losses import adapt_learning_rate_
 from lockstep.learn.torch.minibatches import Batch, Dealer, Sequences
 from lockstep.learn.torch.networks import ActorCritic, PolicyState
-from lockstep.learn.torch.passes import add_gradients_, are_spelled_out
+from lockstep.learn.torch.passes import RIDERS as RIDERS
+from lockstep.learn.torch.passes import add_gradients_, add_gradients_by_autograd_, are_spelled_out
 from lockstep.learn.torch.rollout import Rollout
 from lockstep.learn.torch.statistics import Moments, merge_over_ranks, standardise
 from lockstep.learn.torch.values import rollout_values
@@ -185,19 +185,8 @@ class Ppo:
                 riders = add_gradients_(self.config, self.policy, chunk.batch)
             else:
                 with last_backward(self.gradients) if number == len(chunks) else nullcontext():
-                    riders = self._backward(chunk)
+                    riders = add_gradients_by_autograd_(self.config, self.policy, chunk, self.precision)
             self.gradients.ride_(riders, chunk.batch.advantages.numel())
-
-    def _backward(self, chunk: Sequences) -> Riders:
-        """Add the gradients of the loss, summed over the chunk's samples, by autograd; return the riders."""
-        policy, batch = self.policy, chunk.batch
-        with self.precision():
-            distribution, value = policy.evaluate(
-                batch.actor_observations, batch.critic_observations, chunk.start, batch.done
-            )
-        loss, riders = ppo_loss(self.config, distribution, policy.unpack(batch.distributions), value, batch)
-        loss.backward()
-        return riders
 
     def _step(self, skip: torch.Tensor) -> torch.Tensor:
         """Adapt the learning rate, clip, step unless ``skip`` is 1; return the gradient norm before clipping."""

@@ -1,6 +1,7 @@
-"""The loss of proximal policy optimisation for a Gaussian policy, and its gradient, in closed form.
+"""The losses of proximal policy optimisation and their gradients by what the networks gave, summed over samples.
 
-The same numbers as ``losses.ppo_loss`` and its backward pass, which tests hold beside it, in a third of the passes.
+The same numbers as those of ``losses`` and their backward pass, which tests hold beside them. What has a closed form
+takes a third of the passes.
 """
 
 from typing import NamedTuple
@@ -9,27 +10,37 @@ import torch
 
 from lockstep.learn.config import PpoConfig
 from lockstep.learn.torch.distributions import HALF_LOG_TWO_PI, Gaussian
-from lockstep.learn.torch.losses import Riders
+from lockstep.learn.torch.losses import PolicyRiders, policy_loss
 from lockstep.learn.torch.minibatches import Batch
+from lockstep.learn.torch.networks import ActorCritic
 from lockstep.learn.torch.perceptron import exp_
 
 
-class LossGradient(NamedTuple):
-    """The gradient of a loss summed over samples, and the riders."""
+class PolicyGradient(NamedTuple):
+    """The gradient of the policy's loss, and its riders."""
 
     outputs: torch.Tensor  # (num_samples, size) by the actor's outputs
-    values: torch.Tensor  # (num_samples,) by the critic's
-    log_std: torch.Tensor | None  # (size,)
-    riders: Riders
+    log_std: torch.Tensor | None  # (size,), None without such a parameter
+    riders: PolicyRiders
 
 
-def gaussian_loss(config: PpoConfig, new: Gaussian, values: torch.Tensor, batch: Batch) -> LossGradient:
-    """Return the riders and the gradient by mean, standard deviation and values.
+def policy_gradient(config: PpoConfig, policy: ActorCritic, outputs: torch.Tensor, batch: Batch) -> PolicyGradient:
+    """Return the gradient of ``losses.policy_loss`` by the actor's outputs ``(num_samples, size)``."""
+    if policy.log_std is not None:
+        return gaussian_gradient(config, Gaussian(outputs, policy.log_std.detach()), batch)
+    with torch.inference_mode(False), torch.enable_grad():
+        outputs = outputs.clone().requires_grad_()
+        loss, riders = policy_loss(config, policy.distribution(outputs), policy.unpack(batch.distributions), batch)
+        (by_outputs,) = torch.autograd.grad(loss, outputs)
+    return PolicyGradient(by_outputs, None, riders)
+
+
+def gaussian_gradient(config: PpoConfig, new: Gaussian, batch: Batch) -> PolicyGradient:
+    """Return the gradient by means and standard deviation in closed form.
 
     Args:
         config: of the loss.
         new: means ``(num_samples, size)``, logarithms of the standard deviation ``(size,)``.
-        values: ``(num_samples,)``.
         batch: the samples; its distributions have one standard deviation for all.
     """
     num_samples, size = new.mean.shape
@@ -53,13 +64,11 @@ def gaussian_loss(config: PpoConfig, new: Gaussian, values: torch.Tensor, batch:
     per_sample = 0.5 * (2.0 * log_ratios).exp() - 0.5 - log_ratios
     kl = 0.5 * change.sum() + num_samples * per_sample.sum()
     entropy = num_samples * (new.log_std + (0.5 + HALF_LOG_TWO_PI)).sum()
-
-    by_values, error = _value_loss(config, values, batch)
-    return LossGradient(by_mean, by_values, by_log_std, (kl, surrogate, error, entropy))
+    return PolicyGradient(by_mean, by_log_std, (kl, surrogate, entropy))
 
 
-def _value_loss(config: PpoConfig, values: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradient by the values and the summed loss, not weighted."""
+def value_gradient(config: PpoConfig, values: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradient of the weighted value loss by ``values (num_samples,)``, and the loss, not weighted."""
     errors = values - batch.targets
     if not config.use_clipped_value_loss:
         return errors * (2.0 * config.value_loss_coef), torch.dot(errors, errors)
