@@ -117,7 +117,10 @@ class Perceptron(nn.Sequential):
         # What is compiled or exported is to be made of torch's usual operations, and autocast knows only those.
         if torch.is_grad_enabled() or inputs.device.type != "cpu" or torch.is_autocast_enabled("cpu") or _is_traced():
             return cast(torch.Tensor, self(inputs))
-        return self.trace(inputs).outputs
+        *hidden, last = self.linear_layers
+        for layer in hidden:
+            inputs = self._activation.apply_(affine(inputs, layer.weight, layer.bias))
+        return affine(inputs, last.weight, last.bias)
 
     @torch.no_grad()
     def trace(self, inputs: torch.Tensor) -> Trace:
