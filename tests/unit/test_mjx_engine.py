@@ -264,6 +264,12 @@ def test_warp_names_what_it_has_once_for_all_envs() -> None:
 
 
 @needs_warp
+def test_warp_takes_variants_that_would_sleep_differently() -> None:
+    engine = MjxWarpEngine(ball_with("dof_length", 2.0), 1, "float32")
+    assert engine.start(jnp.arange(3, dtype=jnp.int32))["model"].tolist() == [0, 1, 0]
+
+
+@needs_warp
 def test_warp_refuses_bodies_that_sleep() -> None:
     model = mujoco.MjModel.from_xml_string(
         ARM.replace("<worldbody>", "<option><flag sleep='enable'/></option><worldbody>")
