@@ -79,18 +79,23 @@ def test_four_ranks_train_as_one_process_does(ranks_4: RankPool, fixed_alone: Re
     assert_same_training(adaptive, adaptive_alone)
 
 
-# Pushes and new commands several times within 2.4 s, and all else that is random: robots, noise, starts.
+# Pushes and new commands several times within 1.6 s, and all else that is random: robots, noise, starts.
 LIVELY = {
     "num_envs": TOTAL,
-    "env": {"push_interval_s": (0.1, 1.0), "command_interval_s": (0.2, 1.0), "num_physics_threads": 1},
-    "agent": {"schedule": "adaptive", "num_steps_per_env": 24},
+    "env": {
+        "push_interval_s": (0.1, 1.0),
+        "command_interval_s": (0.2, 1.0),
+        "randomize_initial_episode_length": False,
+        "num_physics_threads": 1,
+    },
+    "agent": {"schedule": "adaptive", "num_steps_per_env": 16},
 }
 
 
 @pytest.fixture(scope="module")
 def robots_alone() -> Result:
     result = alone(LIVELY, NUM_ADAPTIVE, "quadruped_velocity_flat")
-    assert sum(metrics["num_episodes"] for metrics in result["curve"]) > TOTAL / 10  # many fall
+    assert sum(metrics["num_episodes"] for metrics in result["curve"]) > TOTAL / 4  # many fall
     return result
 
 
