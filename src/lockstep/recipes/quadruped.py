@@ -9,7 +9,7 @@ def quadruped_velocity_flat() -> TrainConfig:
     return TrainConfig(
         task="quadruped_velocity_flat",
         num_envs=1024,
-        max_iterations=1500,
+        max_iterations=1300,
         env=QuadrupedVelocityFlatConfig(),
         agent=PpoConfig(
             num_steps_per_env=24,
