@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep.learn.torch import ppo
 from lockstep.learn.torch.rollout import collect
 from lockstep.learn.torch.training import Training
 from tests.unit.learner_fixtures import make_training
@@ -87,10 +88,18 @@ def test_the_counters_do_count() -> None:
     assert transfers.to_device == {"tensor": 1}
 
 
-@pytest.mark.parametrize(("kind", "recurrent"), KINDS)
-def test_the_host_waits_once_per_iteration(kind: str, recurrent: str) -> None:
+def as_on_a_gpu(kind: str, recurrent: str, monkeypatch: pytest.MonkeyPatch) -> Training:
+    """A training after its first iteration that takes no way which is for CPUs alone."""
+    monkeypatch.setattr(ppo, "are_spelled_out", lambda policy, autocast: False)
     training = make_training(config_of(kind, recurrent))
+    training.env.may_look_at_values = False
     training.iterate()
+    return training
+
+
+@pytest.mark.parametrize(("kind", "recurrent"), KINDS)
+def test_the_host_waits_once_per_iteration(kind: str, recurrent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = as_on_a_gpu(kind, recurrent, monkeypatch)
     waited = {}
     for name, phase in phases(training).items():
         with Waits() as waits, Transfers() as transfers:
@@ -101,10 +110,11 @@ def test_the_host_waits_once_per_iteration(kind: str, recurrent: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "recurrent"), KINDS)
-def test_nothing_is_copied_from_the_host_once_training_goes_on(kind: str, recurrent: str) -> None:
+def test_nothing_is_copied_from_the_host_once_training_goes_on(
+    kind: str, recurrent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Such a copy waits for all work that the device was given before it.
-    training = make_training(config_of(kind, recurrent))
-    training.iterate()
+    training = as_on_a_gpu(kind, recurrent, monkeypatch)
     copied = {}
     for name, phase in phases(training).items():
         with Transfers() as transfers:

@@ -66,6 +66,7 @@ class TorchEnv:
         self.task, self.engine, self.config = task, engine, config
         self.num_envs = engine.num_envs
         self.device, self.dtype = device, dtype
+        self.may_look_at_values = device.type == "cpu"
         self.noise_block = noise_block
         space = task.action_space
         self._action_shape = (self.num_envs, space.size) if space.kind == "continuous" else (self.num_envs,)
@@ -149,7 +150,7 @@ class TorchEnv:
     ) -> tuple[State, Observations]:
         """Return the state and its observations with the envs of ``done`` at new starts."""
         reset_noise, step_noise = self._noise_at(self.num_steps)
-        if self.device.type != "cpu":
+        if not self.may_look_at_values:
             initial = self._initial_state(done, reset_noise)
             fresh = self.task.observations(xp, initial, step_noise)
             return _merge(partial(_where, done), initial, state, fresh, observations)
