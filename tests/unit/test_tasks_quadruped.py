@@ -41,6 +41,10 @@ def standing(task: QuadrupedVelocityFlat, num_envs: int = 1, **variables: Any) -
 
 
 def rewards(task: QuadrupedVelocityFlat, state: State) -> dict[str, float]:
+    feet = body.over_ground(
+        xp, body.trunk(xp, state.qpos, state.qvel), body.feet(xp, state.qpos[:, 7:], state.qvel[:, 6:])
+    )
+    state = state._replace(variables=state.variables | {"sole_height": feet.height, "sole_speed": feet.speed})
     return {name: float(term[0]) for name, term in task.rewards(xp, state, np.zeros((1, 12))).items()}
 
 

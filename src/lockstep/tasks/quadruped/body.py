@@ -56,13 +56,16 @@ def feet(xp: Namespace, joint_positions: Array, joint_velocities: Array) -> Feet
     roll, thigh, calf = (joint_positions[:, index::3] for index in range(3))
     roll_rate, thigh_rate, calf_rate = (joint_velocities[:, index::3] for index in range(3))
     hip_x, hip_y, thigh_y = (constant(xp, values, roll) for values in (HIP_X, HIP_Y, THIGH_Y))
-    shin, shin_rate = thigh + calf, thigh_rate + calf_rate
+    angles = xp.concat((roll, thigh, thigh + calf), axis=1)  # in one piece, since a call costs as much as its numbers
+    sines, cosines = xp.sin(angles), xp.cos(angles)
+    sine, cosine = sines[:, :NUM_LEGS], cosines[:, :NUM_LEGS]
     # In the plane of the leg, from the thigh joint: forward, and downward as a negative number.
-    forward = -LINK_LENGTH * (xp.sin(thigh) + xp.sin(shin))
-    down = -LINK_LENGTH * (xp.cos(thigh) + xp.cos(shin))
-    forward_rate = -LINK_LENGTH * (xp.cos(thigh) * thigh_rate + xp.cos(shin) * shin_rate)
-    down_rate = LINK_LENGTH * (xp.sin(thigh) * thigh_rate + xp.sin(shin) * shin_rate)
-    sine, cosine = xp.sin(roll), xp.cos(roll)
+    forward_of, down_of = -LINK_LENGTH * sines[:, NUM_LEGS:], -LINK_LENGTH * cosines[:, NUM_LEGS:]
+    forward = forward_of[:, :NUM_LEGS] + forward_of[:, NUM_LEGS:]
+    down = down_of[:, :NUM_LEGS] + down_of[:, NUM_LEGS:]
+    shin_rate = thigh_rate + calf_rate
+    forward_rate = down_of[:, :NUM_LEGS] * thigh_rate + down_of[:, NUM_LEGS:] * shin_rate
+    down_rate = -forward_of[:, :NUM_LEGS] * thigh_rate - forward_of[:, NUM_LEGS:] * shin_rate
     aside, below = thigh_y * cosine - down * sine, thigh_y * sine + down * cosine
     return Feet(
         position=(hip_x + forward, hip_y + aside, below),

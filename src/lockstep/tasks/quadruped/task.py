@@ -29,8 +29,9 @@ class QuadrupedVelocity(Task):
 
     ``qpos``, ``qvel`` and ``ctrl`` are described in ``model.xml``. Variables: ``command (num_envs, 3)`` in m/s, m/s and
     rad/s; ``until_command`` and ``until_push (num_envs,)`` in env steps; ``action`` and ``previous_action
-    (num_envs, 12)``; ``air_time (num_envs, 4)``, for how long each foot has been in the air, and ``landed
-    (num_envs, 4)``, the same of feet that came down in this step, else 0, both in s.
+    (num_envs, 12)``; and of each foot, ``(num_envs, 4)``: ``sole_height`` in m and ``sole_speed`` in m/s over the
+    ground, ``air_time``, for how long it has been in the air, and ``landed``, the same of feet that came down in this
+    step, else 0, both in s.
     """
 
     action_space = ActionSpace("continuous", body.NUM_JOINTS)
@@ -94,13 +95,16 @@ class QuadrupedVelocity(Task):
         qpos = xp.concat((root, joints), axis=1)
         qvel = xp.concat((0.3 * offset[:, 13:19], xp.zeros_like(joints)), axis=1)
         command, until_command = self._draw_command(xp, noise[:, 19:24])
-        no_action, no_foot = xp.zeros_like(joints), xp.zeros_like(joints[:, : body.NUM_LEGS])
+        feet = body.over_ground(xp, body.trunk(xp, qpos, qvel), body.feet(xp, joints, qvel[:, 6:]))
+        no_action, no_foot = xp.zeros_like(joints), xp.zeros_like(feet.height)
         variables = {
             "command": command,
             "until_command": until_command,
             "until_push": self._draw_interval(xp, self.config.push_interval_s, noise[:, 24]),
             "action": no_action,
             "previous_action": no_action,
+            "sole_height": feet.height,
+            "sole_speed": feet.speed,
             "air_time": no_foot,
             "landed": no_foot,
         }
@@ -125,7 +129,9 @@ class QuadrupedVelocity(Task):
         command, until_command = self._draw_command(xp, noise[:, COMMAND_NOISE])
         is_due = before["until_command"] <= 0
         until_push = self._draw_interval(xp, self.config.push_interval_s, noise[:, PUSH_NOISE][:, 2])
-        in_air = body.over_ground(xp, *_motion(xp, state)).height > CONTACT_HEIGHT
+        legs = body.feet(xp, state.qpos[:, 7:], state.qvel[:, 6:])
+        feet = body.over_ground(xp, body.trunk(xp, state.qpos, state.qvel), legs)
+        in_air = feet.height > CONTACT_HEIGHT
         air_time = before["air_time"] + self.step_duration_s
         nothing = xp.zeros_like(air_time)
         # A foot that was on the floor before has been in the air for no longer than this step.
@@ -136,6 +142,8 @@ class QuadrupedVelocity(Task):
             "until_push": xp.where(before["until_push"] <= 0, until_push, before["until_push"] - 1),
             "action": xp.clip(action, -MAX_ACTION, MAX_ACTION),
             "previous_action": before["action"],
+            "sole_height": feet.height,
+            "sole_speed": feet.speed,
             "air_time": xp.where(in_air, air_time, nothing),
             "landed": xp.where(was_in_air & ~in_air, before["air_time"], nothing),
         }
@@ -151,20 +159,19 @@ class QuadrupedVelocity(Task):
 
     def observations(self, xp: Namespace, state: State, noise: Array) -> Observations:
         """Return ``actor``: what the robot's own sensors tell, with noise; ``critic``: the same exactly, and more."""
-        trunk, legs = _motion(xp, state)
+        trunk = body.trunk(xp, state.qpos, state.qvel)
         joints = state.qpos[:, 7:] - body.constant(xp, body.REST, state.qpos)
         sensed = xp.concat((trunk.angular_velocity, -trunk.up, joints, state.qvel[:, 6:]), axis=1)
         told = xp.concat((state.variables["command"], state.variables["action"]), axis=1)
         actor = xp.concat((sensed + (2 * noise[:, :NUM_SENSED] - 1) * self._noise_scale(xp, noise), told), axis=1)
-        feet = body.over_ground(xp, trunk, legs)
-        more = (trunk.velocity, trunk.height[:, None], feet.height, state.variables["air_time"])
+        feet = (state.variables["sole_height"], state.variables["air_time"])
+        more = (trunk.velocity, trunk.height[:, None], *feet)
         return {"actor": actor, "critic": xp.concat((sensed, told, *more), axis=1)}
 
     def rewards(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
         """Return the terms, each times its weight and the step's duration; at most three are positive."""
         config, variables = self.config, state.variables
-        trunk, legs = _motion(xp, state)
-        feet = body.over_ground(xp, trunk, legs)
+        trunk = body.trunk(xp, state.qpos, state.qvel)
         command, joints, rates = variables["command"], state.qpos[:, 7:], state.qvel[:, 6:]
         off_rest = joints - body.constant(xp, body.REST, joints)
         velocity_error, yaw_rate_error = _errors(xp, command, trunk)
@@ -173,7 +180,7 @@ class QuadrupedVelocity(Task):
         torque_limit = body.constant(xp, body.MAX_TORQUE, joints)
         lower = body.constant(xp, body.LOWER_LIMITS, joints) + LIMIT_MARGIN - joints
         upper = joints - body.constant(xp, body.UPPER_LIMITS, joints) + LIMIT_MARGIN
-        on_floor = xp.astype(feet.height <= CONTACT_HEIGHT, joints.dtype)
+        on_floor = xp.astype(variables["sole_height"] <= CONTACT_HEIGHT, joints.dtype)
         landed = variables["landed"]
         long_enough = xp.clip(landed, None, AIR_TIME_CAP) - AIR_TIME_THRESHOLD
         values = {
@@ -185,7 +192,7 @@ class QuadrupedVelocity(Task):
             "trunk_height": -((trunk.height - body.REST_HEIGHT) ** 2),
             "torque": -xp.sum(xp.clip(torque, -torque_limit, torque_limit) ** 2, axis=1),
             "action_rate": -xp.sum((variables["action"] - variables["previous_action"]) ** 2, axis=1),
-            "foot_slip": -xp.sum(on_floor * feet.speed**2, axis=1),
+            "foot_slip": -xp.sum(on_floor * variables["sole_speed"] ** 2, axis=1),
             # Standing still is a posture; walking needs more room.
             "posture": -xp.sum(off_rest**2, axis=1) * (5.0 - 4.0 * is_moving),
             "joint_limits": -xp.sum(xp.clip(lower, 0.0, None) + xp.clip(upper, 0.0, None), axis=1),
@@ -231,10 +238,6 @@ class QuadrupedVelocity(Task):
 
 def _within(bounds: tuple[float, float], noise: Array) -> Array:
     return bounds[0] + (bounds[1] - bounds[0]) * noise
-
-
-def _motion(xp: Namespace, state: State) -> tuple[body.Trunk, body.Feet]:
-    return body.trunk(xp, state.qpos, state.qvel), body.feet(xp, state.qpos[:, 7:], state.qvel[:, 6:])
 
 
 def _errors(xp: Namespace, command: Array, trunk: body.Trunk) -> tuple[Array, Array]:
