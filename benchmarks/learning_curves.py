@@ -28,26 +28,31 @@ matplotlib.use("Agg")
 HERE = Path(__file__).parent
 
 
-def train(task: str, seed: int, log_root: Path, extra: list[str]) -> list[dict[str, Any]]:
-    """Run one training; return the records of its ``metrics.jsonl``."""
+def train(task: str, seed: int, log_root: Path, extra: list[str]) -> Path:
+    """Run one training; return its run directory."""
     command = [sys.executable, "-m", "lockstep", "train", task, "--seed", str(seed), "--log_root", str(log_root)]
     subprocess.run([*command, "--run_name", f"seed{seed}", *extra], check=True)
     (run,) = (log_root / task).glob(f"*_seed{seed}")
+    return run
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's ``metrics.jsonl``."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def untrained(task: str, seed: int) -> dict[str, float]:
-    """Return the evaluation of the policy that a training with torch begins with."""
+def untrained(run: Path) -> dict[str, float]:
+    """Return the evaluation of the policy that a run with torch began with."""
     import torch
 
-    from lockstep.core.config import merge
+    from lockstep.core.config import load_overlay
     from lockstep.distributed.torch_comm import SoloComm
     from lockstep.learn.torch.evaluation import evaluate, summarise
     from lockstep.learn.torch.training import make_policy
-    from lockstep.recipes.catalog import recipe_of
+    from lockstep.session.make_config import make_config
     from lockstep.session.make_env import build_env
 
-    config = merge(recipe_of(task), {"seed": seed, "device": "cpu"})
+    config = make_config(**load_overlay(run / "config.yaml") | {"device": "cpu"})
     env = build_env(config, num_envs=config.evaluation.num_episodes, streams="evaluation")
     with torch.inference_mode():
         return summarise(evaluate(make_policy(config, env), env), SoloComm())
@@ -90,7 +95,12 @@ def _plot(axes: Any, records: list[dict[str, Any]], name: str, label: str) -> No
 
 
 def summary(
-    task: str, runs: dict[int, list[dict[str, Any]]], first: dict[int, dict[str, float]], extra: list[str], times: bool
+    task: str,
+    runs: dict[int, list[dict[str, Any]]],
+    first: dict[int, dict[str, float]],
+    about: dict[str, Any],
+    extra: list[str],
+    times: bool,
 ) -> dict[str, Any]:
     """Return what is stored: how it was made, and of each seed the evaluations and, if wanted, the time it took.
 
@@ -98,10 +108,10 @@ def summary(
         task: its name.
         runs: by seed, the records of ``metrics.jsonl``.
         first: by seed, the evaluation before any training.
+        about: versions, hardware and code when the first training began.
         extra: flags that were passed on.
         times: whether to store how long it took.
     """
-    about = describe()
     seeds = {
         str(seed): {
             **({"wall_s": round(records[-1]["wall_s"], 1)} if times else {}),
@@ -156,12 +166,15 @@ def main() -> None:
         title = f"{arguments.task}, {arguments.algorithm.upper()} with {arguments.ml_framework}"
         extra = [*(word for key, value in learner.items() for word in (f"--{key}", value)), *passed_on]
     folder = Path(tempfile.mkdtemp(prefix="learning_curves_"))
-    runs = {int(seed): train(arguments.task, int(seed), folder / "logs", extra) for seed in arguments.seeds.split(",")}
+    about = describe()
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    folders = {seed: train(arguments.task, seed, folder / "logs", extra) for seed in seeds}
+    runs = {seed: records_of(run) for seed, run in folders.items()}
     target = HERE / "curves" if arguments.save else folder
     target.mkdir(exist_ok=True)
     draw(title, runs, target / f"{name}.png")
-    first = {seed: untrained(arguments.task, seed) for seed in runs} if arguments.ml_framework == "torch" else {}
-    text = json.dumps(summary(arguments.task, runs, first, extra, not arguments.no_times), indent=2)
+    first = {seed: untrained(run) for seed, run in folders.items()} if arguments.ml_framework == "torch" else {}
+    text = json.dumps(summary(arguments.task, runs, first, about, extra, not arguments.no_times), indent=2)
     (target / f"{name}.json").write_text(text + "\n")
     print(f"{text}\n{target / name}.png")
 
