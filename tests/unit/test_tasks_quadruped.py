@@ -209,6 +209,14 @@ def test_standing_as_told_earns_all_there_is_to_earn_by_standing() -> None:
     assert set(found) == set(task.reward_terms)
 
 
+def test_the_largest_reward_is_that_of_four_long_steps_ending_at_once_in_perfect_order() -> None:
+    task = make_task()
+    state = standing(task, command=np.array([[0.5, 0.0, 0.0]]), landed=np.full((1, 4), 0.35))
+    state.qvel[0, 0] = 0.5
+    positive = sum(value for value in rewards(task, state).values() if value > 0)
+    assert positive == pytest.approx(task.max_step_reward)
+
+
 @pytest.mark.parametrize(
     ("name", "share"),
     [

@@ -31,7 +31,8 @@ class QuadrupedVelocity(Task):
     rad/s; ``until_command`` and ``until_push (num_envs,)`` in env steps; ``action`` and ``previous_action
     (num_envs, 12)``; and of each foot, ``(num_envs, 4)``: ``sole_height`` in m and ``sole_speed`` in m/s over the
     ground, ``air_time``, for how long it has been in the air, and ``landed``, the same of feet that came down in this
-    step, else 0, both in s.
+    step, else 0, both in s. The first two follow from ``qpos`` and ``qvel``; they are kept since three functions want
+    them, and to work them out is the most that a step of the task costs.
     """
 
     action_space = ActionSpace("continuous", body.NUM_JOINTS)
@@ -169,7 +170,7 @@ class QuadrupedVelocity(Task):
         return {"actor": actor, "critic": xp.concat((sensed, told, *more), axis=1)}
 
     def rewards(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
-        """Return the terms, each times its weight and the step's duration; at most three are positive."""
+        """Return the terms, each times its weight and the step's duration; at most four are positive."""
         config, variables = self.config, state.variables
         trunk = body.trunk(xp, state.qpos, state.qvel)
         command, joints, rates = variables["command"], state.qpos[:, 7:], state.qvel[:, 6:]
