@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.core.errors import UsageError
 from lockstep.distributed.jax import make_mesh
 from lockstep.distributed.jax_comm import JaxComm, OwnStore
 from lockstep.envs.config import EnvConfig
@@ -100,3 +101,18 @@ def test_a_run_goes_on_with_its_models_on_other_ranks(tmp_path: Path) -> None:
     expected, found = (each.state_dict()["sharded"]["env"] for each in (whole, split))
     assert array_differences(found["physics"], expected["physics"]) == []
     assert expected["physics"]["model"][:, 0].tolist() == [env_id % 5 for env_id in range(NUM_ENVS)]
+
+
+def test_a_run_goes_on_with_as_many_variants_as_it_had(tmp_path: Path) -> None:
+    made, contents = {}, {}
+    for num_models in (1, 8):
+        task = Puck(tmp_path)
+        task.num_models = num_models
+        made[num_models] = runner(task, (NUM_ENVS,))
+        contents[num_models] = made[num_models].state_dict()
+    contents[64] = contents[8] | {"num_models": 64}
+    for before, now in ((64, 8), (64, 1), (1, 8), (8, 1)):
+        with pytest.raises(UsageError) as caught:
+            made[now].load_state_dict(contents[before], "model_0")
+        assert f"model_0 has {before} variants of the task's model, not {now}; a run resumes" in str(caught.value)
+    made[8].load_state_dict(contents[8], "model_0")

@@ -110,7 +110,7 @@ def test_other_settings_are_refused(saved: Any, training: JaxRunner, overrides: 
     num_envs = sum(config.envs_by_rank(2))
     shapes = plain_shapes(training.state)
     with pytest.raises(UsageError) as caught:
-        require_fitting(saved[0], training.algorithm, shapes, num_envs, config, "model_2")
+        require_fitting(saved[0], training.algorithm, shapes, num_envs, 1, config, "model_2")
     assert words in str(caught.value)
 
 

@@ -10,11 +10,14 @@ import pytest
 import torch
 from numpy.typing import ArrayLike
 
+from lockstep.core.errors import UsageError
 from lockstep.core.types import Array, Namespace, State, StepInfo
 from lockstep.envs.config import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.torch.training import Training
 from lockstep.sim.models import load_models, model_indices
 from lockstep.sim.mujoco_c import MujocoEngine, make_engine
+from tests.unit.learner_fixtures import make_training, round_trip, small_config
 from tests.unit.pool_fixtures import Puck
 
 NUM_ENVS, NUM_STEPS, DECIMATION, SEED = 12, 30, 3, 7
@@ -148,6 +151,42 @@ def test_a_saved_state_brings_its_models_along(task: Puck) -> None:
         np.testing.assert_array_equal(other.reset(NOBODY, None, None), state["sensordata"])
         np.testing.assert_array_equal(path(other, rest), wanted)
         assert other.state_dict()["model"].tolist() == state["model"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (64, 8, "saved envs have at least 24 variants of the model, this engine has 8"),
+        (64, 1, "saved envs have several variants of the model, this engine has no"),
+        (1, 64, "saved envs have no variants of the model, this engine has 64"),
+    ],
+)
+def test_a_saved_state_of_other_variants_is_refused(task: Puck, before: int, now: int, words: str) -> None:
+    task.num_models = before
+    saved = engine(task, num_envs=2 * NUM_ENVS).state_dict()
+    task.num_models = now
+    other = engine(task, num_envs=2 * NUM_ENVS)
+    own = other.state_dict()
+    with pytest.raises(UsageError, match=words):
+        other.load_state_dict(saved)
+    for name, array in own.items():  # nothing was taken up
+        np.testing.assert_array_equal(other.state_dict()[name], array)
+
+
+def training(task: Puck, num_models: int) -> Training:
+    task.num_models = num_models
+    env = TorchEnv(task, engine(task, num_envs=8), EnvConfig(), seed=SEED, device=torch.device("cpu"))
+    return make_training(small_config(), env)
+
+
+@pytest.mark.parametrize(("before", "now"), [(64, 8), (64, 1), (1, 64), (8, 64)])
+def test_a_run_goes_on_with_as_many_variants_as_it_had(task: Puck, before: int, now: int) -> None:
+    saved = round_trip(training(task, before).state_dict())
+    other = training(task, now)
+    with pytest.raises(UsageError) as caught:
+        other.load_state_dict(saved, "model_0.pt")
+    assert f"model_0.pt has {before} variants of the task's model, not {now}; a run resumes" in str(caught.value)
+    training(task, before).load_state_dict(saved, "model_0.pt")
 
 
 def test_what_was_saved_does_not_change_with_the_engine(task: Puck) -> None:

@@ -102,6 +102,19 @@ def require_num_envs(num_envs: int, total_envs: int, path: object) -> None:
         )
 
 
+def require_num_models(saved: Mapping[str, Any], num_models: int, path: object) -> None:
+    """Raise ``UsageError`` if a checkpoint's envs have other variants of the task's model than those of the run.
+
+    How many there are says who has which. Before this was written down, checkpoints did not tell.
+    """
+    then = saved.get("num_models", num_models)
+    if then != num_models:
+        raise UsageError(
+            f"checkpoint {path} has {then} variants of the task's model, not {num_models}; a run resumes with as many "
+            "as it had (to change them, start a new run with --checkpoint)"
+        )
+
+
 def require_iterations(iteration: int, max_iterations: int, path: object) -> None:
     """Raise ``UsageError`` if a checkpoint is past the end of the run."""
     if iteration > max_iterations:

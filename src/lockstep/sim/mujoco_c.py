@@ -187,7 +187,7 @@ class MujocoEngine:
         """Continue where ``state_dict`` was taken.
 
         Raises:
-            UsageError: the arrays are of another model or number of envs.
+            UsageError: the arrays are of another model, number of envs or number of variants.
         """
         for name, own in (("integration_state", self._rows), ("sensordata", self._sensordata)):
             shape = tuple(np.shape(state[name]))
@@ -196,8 +196,12 @@ class MujocoEngine:
                     f"saved {name} has shape {shape}, this engine's has {own.shape}; load the state of the same model "
                     "and number of envs"
                 )
+        if ("model" in state) != bool(self._variants):
+            raise _other_variants("several" if "model" in state else "no", self._variants)
         if self._variants:
             model_of_env = np.asarray(state["model"], dtype=np.int32)
+            if model_of_env.max(initial=0) >= len(self._variants):
+                raise _other_variants(f"at least {model_of_env.max() + 1}", self._variants)
             if not np.array_equal(model_of_env, self._model_of_env):
                 self._set_variants(model_of_env.copy())
         self._rows[...] = state["integration_state"]
@@ -215,6 +219,12 @@ class MujocoEngine:
         """Release threads and memory; the engine can't be used any more. What it has lent stays readable."""
         for name in ("_batch", "_rows", "_live_qpos", "_live_qvel", "_live_ctrl", "_live_sensordata", "_num_warnings"):
             vars(self).pop(name, None)  # each view keeps the batch alive
+
+
+def _other_variants(saved: str, own: Sequence[mujoco.MjModel]) -> UsageError:
+    return UsageError(
+        f"saved envs have {saved} variants of the model, this engine has {len(own) or 'no'}; load the state of as many"
+    )
 
 
 def _is_sane(array: FloatArray) -> BoolArray:

@@ -15,6 +15,7 @@ from lockstep.learn.resuming import (
     require_iterations,
     require_like,
     require_num_envs,
+    require_num_models,
     require_parts,
     require_settings,
     require_task,
@@ -69,6 +70,7 @@ def require_fitting(
     algorithm: Algorithm,
     shapes: TrainState,
     total_envs: int,
+    num_models: int,
     config: TrainConfig,
     path: object,
 ) -> None:
@@ -79,6 +81,7 @@ def require_fitting(
         algorithm: that goes on.
         shapes: shapes and dtypes of its global state, padding included.
         total_envs: envs of the run.
+        num_models: variants of the task's model.
         config: of the run.
         path: of the checkpoint.
 
@@ -90,6 +93,7 @@ def require_fitting(
         require_parts(saved, ("replicated", "sharded", "wall_s"), path)
         now = config.model_dump(mode="json")
         require_settings(saved["config"], now, [name for name in _KEPT_SETTINGS if _has(now, name)], path)
+        require_num_models(saved, num_models, path)
         if isinstance(algorithm, HasWeights):
             require_fitting_weights(saved, algorithm, shapes.replicated, config, path)
         for array in list(flatten(saved["sharded"]).values())[:1]:

@@ -69,6 +69,7 @@ class Training:
         self.algorithm = algorithm_class(config, env, evaluation_env)
         shares = config.envs_by_rank(ranks.num_ranks)
         self.total_envs = sum(shares)
+        self._num_models = env.task.num_models
         self.env_ids = pad_ids(shares)
         self.iteration = 0
         self.env_steps = 0
@@ -222,6 +223,7 @@ class Training:
             "task": self.config.task,
             "config": self.config.model_dump(mode="json"),
             **self.so_far,
+            "num_models": self._num_models,
             "weights": fitting.names_of_weights(self.algorithm, self._shapes.replicated),
             "replicated": to_nest(self.ranks.to_host(self.state.replicated)),
             "sharded": to_nest(sharded),
@@ -264,13 +266,15 @@ class Training:
             path: where it was read.
 
         Raises:
-            UsageError: of another task, number of envs or agent settings, or not complete.
+            UsageError: of another task, number of envs or models, or agent settings, or not complete.
         """
         shapes = plain_shapes(self._shapes)
 
         def check() -> str:
             content = _content(saved)
-            fitting.require_fitting(content, self.algorithm, shapes, self.total_envs, self.config, path)
+            fitting.require_fitting(
+                content, self.algorithm, shapes, self.total_envs, self._num_models, self.config, path
+            )
             counters = {name: content[name] for name in ("iteration", "env_steps", "config")}
             return json.dumps(counters | {"wall_s": float(content["wall_s"])})
 

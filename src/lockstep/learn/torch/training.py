@@ -21,6 +21,7 @@ from lockstep.learn.resuming import (
     require_iterations,
     require_like,
     require_num_envs,
+    require_num_models,
     require_parts,
     require_settings,
     require_task,
@@ -152,6 +153,7 @@ class Training:
             "iteration": self.iteration,
             "env_steps": self.env_steps,
             "wall_s": self.wall_s,
+            "num_models": self.env.task.num_models,
             "policy": self.policy.state_dict(),
             "optimizer": self.learner.optimizer.state_dict(),
             "learning_rate": self.learner.learning_rate,
@@ -196,7 +198,7 @@ class Training:
             path: where it was read.
 
         Raises:
-            UsageError: of another task, number of envs or agent settings, or not complete.
+            UsageError: of another task, number of envs or models, or agent settings, or not complete.
         """
         counters = json.loads(self.comm.on_main(lambda: self._load_replicated(_content(saved), path), "checkpoint"))
         self.comm.broadcast_(self.replicated_state(), "checkpoint")
@@ -229,6 +231,7 @@ class Training:
         require_parts(saved, ("optimizer", "learning_rate", "env", "memory"), path)
         now = self.config.model_dump(mode="json")
         require_settings(saved["config"], now, ("seed", "dtype", "agent.init_std"), path)
+        require_num_models(saved, self.env.task.num_models, path)
         num_envs = saved["env"]["episode_length"].shape[0]
         require_num_envs(num_envs, self.total_envs, path)
         expected = sharding.with_rows(self._env_rows(), num_envs)
