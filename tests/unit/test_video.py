@@ -129,6 +129,13 @@ def test_without_any_renderer_it_says_what_to_install(tmp_path: Path) -> None:
     assert "apt-get install libosmesa6" in message
 
 
+def test_a_driver_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
+    assert MODEL_PATH is not None
+    silent = module(tmp_path, "imageio_ffmpeg", "import time\ntime.sleep(600)")
+    with pytest.raises(UsageError, match=r"\(egl: it took more than 0.2 s\)"):
+        find_renderer(MODEL_PATH, 64, 64, {**os.environ, **silent, "MUJOCO_GL": "egl"}, timeout_s=0.2)
+
+
 def test_a_driver_that_kills_the_process_is_survived(tmp_path: Path) -> None:
     killer = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
     assert "died of SIGSEGV" in refused(module(tmp_path, "imageio_ffmpeg", killer) | {"MUJOCO_GL": "egl"})
@@ -136,7 +143,7 @@ def test_a_driver_that_kills_the_process_is_survived(tmp_path: Path) -> None:
 
 def test_a_process_apart_is_ended_when_its_time_is_up() -> None:
     command = [sys.executable, "-c", "import time; print('at work', flush=True); time.sleep(600)"]
-    assert run_apart(command, b"", os.environ, timeout_s=0.3) == (None, "it took more than 0 s")
+    assert run_apart(command, b"", os.environ, timeout_s=0.3) == (None, "it took more than 0.3 s")
     with pytest.raises(OSError, match="nothing"):
         run_apart(["./nothing"], b"", os.environ, timeout_s=1.0)
 

@@ -32,3 +32,12 @@ def seconds(name: str, default_s: float, environment: Mapping[str, str] = os.env
     if not 0.0 < found < _TOO_LONG_S:
         raise UsageError(f"{name} is {text!r}; give a number of seconds above 0")
     return found
+
+
+def alone_s(environment: Mapping[str, str] = os.environ) -> float:
+    """Return how many seconds one rank may work while the others wait for it in an exchange, and not for ever.
+
+    Raises:
+        UsageError: LOCKSTEP_TIMEOUT_S is no number of seconds.
+    """
+    return 0.5 * seconds("LOCKSTEP_TIMEOUT_S", TIMEOUT_S, environment)

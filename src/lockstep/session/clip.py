@@ -14,8 +14,7 @@ from pathlib import Path
 from lockstep.core.config import merge
 from lockstep.core.errors import LockstepError
 from lockstep.core.process_control import end_with_parent
-from lockstep.distributed.timeouts import TIMEOUT_S as EXCHANGE_TIMEOUT_S
-from lockstep.distributed.timeouts import seconds
+from lockstep.distributed.timeouts import alone_s
 from lockstep.session.film import Filming
 from lockstep.session.policy import load_policy
 from lockstep.session.video import as_video, environment_apart, run_apart
@@ -38,8 +37,7 @@ def make_clip(checkpoint: Path, path: Path, is_enough: Callable[[], bool]) -> st
     Returns:
         why there is no video, in one line; "" if there is one.
     """
-    # The other ranks wait for this one, and not for ever.
-    timeout_s = min(TIMEOUT_S, 0.5 * seconds("LOCKSTEP_TIMEOUT_S", EXCHANGE_TIMEOUT_S))
+    timeout_s = min(TIMEOUT_S, alone_s())
     command = [sys.executable, "-m", "lockstep.session.clip", str(checkpoint), str(path), str(os.getpid())]
     try:
         code, said = run_apart(command, b"", environment_apart(), timeout_s, is_enough)

@@ -42,14 +42,18 @@ def model_of(config: TrainConfig) -> Path:
     return task.model_path
 
 
-def check_rendering(config: TrainConfig) -> str:
+def check_rendering(config: TrainConfig, timeout_s: float) -> str:
     """Return the renderer by which the config's task can be filmed here.
 
+    Args:
+        config: of the training.
+        timeout_s: how long it may take to find out.
+
     Raises:
-        UsageError: there is none, or nothing to be seen of the task.
+        UsageError: there is none, none that answers in time, or nothing to be seen of the task.
     """
     video = as_video("video.mp4")
-    return find_renderer(model_of(config), video.width, video.height)
+    return find_renderer(model_of(config), video.width, video.height, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from lockstep.core.run_directory import RunDirectory
 from lockstep.core.saves import saving
 from lockstep.distributed import heartbeat
 from lockstep.distributed.stopping import ending_in_time
+from lockstep.distributed.timeouts import alone_s
 from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
 from lockstep.recipes.catalog import check_distributed, check_offered, check_processes
 from lockstep.session import clip
-from lockstep.session.attempts import Resume, attempt_info, look, ways_to_start
+from lockstep.session.attempts import Found, Resume, attempt_info, look, ways_to_start
 from lockstep.session.film import check_rendering
 from lockstep.session.framework import Framework, Team, framework_of
 from lockstep.session.loading import go_on, load_weights
@@ -78,8 +79,7 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         found = look(config, resume, comm)
         config = found.fit(config, comm.num_ranks)
         shares = _checked_shares(config, comm.num_ranks)
-        if config.video:
-            comm.on_main(lambda: check_rendering(config), "renderer")
+        _check_renderer(config, found, comm)
         resources.enter_context(memory_errors_in_words(max(shares)))
         framework.prepare(config, comm.rank)
         # A run that goes on is locked before anything is read from it.
@@ -144,6 +144,15 @@ def _checked_shares(config: TrainConfig, num_ranks: int) -> tuple[int, ...]:
     """Return each rank's share of the envs, once the task is known to train on so many ranks."""
     check_distributed(config, num_ranks)
     return config.envs_by_rank(num_ranks)
+
+
+def _check_renderer(config: TrainConfig, found: Found, comm: Peers) -> None:
+    """Refuse a new run that could not be filmed; one that goes on has its training to lose, and warns at its end."""
+    if not config.video:
+        return
+    timeout_s = alone_s()  # a variable that makes no sense is better told of now than where the clip is made
+    if found.path is None:
+        comm.on_main(lambda: check_rendering(config, timeout_s), "renderer")
 
 
 def _join(framework: Framework, config: TrainConfig, resources: ExitStack) -> Team:

@@ -76,22 +76,36 @@ def stride_of(step_duration_s: float) -> int:
     return max(1, math.ceil(1.0 / (MAX_FPS * step_duration_s) - 1e-9))
 
 
-def find_renderer(model_path: Path, width: int, height: int, environment: Mapping[str, str] = os.environ) -> str:
+def find_renderer(
+    model_path: Path,
+    width: int,
+    height: int,
+    environment: Mapping[str, str] = os.environ,
+    timeout_s: float = math.inf,
+) -> str:
     """Return the value of MUJOCO_GL by which a picture of the model can be rendered here; "" for MuJoCo's default.
 
     The user's choice counts. Else it is EGL, which needs no display and uses a GPU if there is one, or OSMesa, which
     needs neither. Each is tried in a process of its own.
+
+    Args:
+        model_path: the MJCF file.
+        width: of the picture, in pixels.
+        height: of the picture, in pixels.
+        environment: where the user's choice is looked up; the processes get it.
+        timeout_s: how long all of them may take together; none gets more than a minute.
 
     Raises:
         UsageError: none works; with what to install.
     """
     given = environment.get(RENDERER, "").strip()
     candidates = [given] if given else ["egl", "osmesa"] if sys.platform == "linux" else [""]
+    each_s = min(_CHECK_S, timeout_s / len(candidates))
     reasons = []
     for name in candidates:
         job = Job(str(model_path), width, height, MAX_FPS)
         try:
-            _run(job, np.empty((0, 0)), name, environment, timeout_s=_CHECK_S)
+            _run(job, np.empty((0, 0)), name, environment, timeout_s=each_s)
             return name
         except RunError as error:
             reasons.append(f"{name or 'default'}: {error}")
@@ -183,7 +197,7 @@ def run_apart(
                 except subprocess.TimeoutExpired:
                     given = None  # what it was given first is still on its way
                 if time.monotonic() > end_s:
-                    return None, f"it took more than {timeout_s:.0f} s"
+                    return None, f"it took more than {timeout_s:g} s"
                 if is_enough():
                     return None, "it was asked to stop"
         finally:
