@@ -67,6 +67,7 @@ def test_a_run_is_exported_into_its_directory(tmp_path: Path, capsys: pytest.Cap
     assert (told["task"], told["checkpoint"], told["iteration"]) == ("cartpole_classic", str(path), 7)
     assert (told["observations"]["shape"], told["actions"]["shape"]) == (["batch", 4], ["batch", 1])
     assert told["step_duration_s"] == 0.02
+    assert told["files"] == ["policy.onnx", "policy.pt"]
     assert told["state"] is None
     assert told["check"]["largest_difference"] <= told["check"]["tolerance"] == 1e-5
     import onnx
@@ -93,6 +94,23 @@ def test_a_file_that_does_something_else_does_not_stay(tmp_path: Path, monkeypat
         lockstep.export(path, tmp_path / "old", ["torchscript"])
     assert [file.name for file in (tmp_path / "old").iterdir()] == ["policy.pt"]
     assert (tmp_path / "old" / "policy.pt").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(("form", "other"), [("onnx", "policy.pt"), ("torchscript", "policy.onnx")])
+def test_no_file_of_another_policy_stays(
+    form: str, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch_checkpoint(tmp_path / "model_7.pt")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / other).write_bytes(b"old")
+    export = ["export", "--checkpoint", "model_7.pt", "--output", "out"]
+    assert main([*export, "--format", form]) == 2
+    error = capsys.readouterr().err
+    assert f"out/{other} is there already and would stay" in error
+    assert len(error.splitlines()) == 1
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [other]
+    assert main(export) == 0
+    assert (tmp_path / "out" / other).read_bytes() != b"old"
 
 
 @pytest.fixture
@@ -205,6 +223,7 @@ def test_onnx_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert not (tmp_path / "export").exists()
     assert main(["export", "--checkpoint", "model_7.pt", "--format", "TorchScript"]) == 0
     assert sorted(os.listdir("export")) == ["policy.json", "policy.pt"]  # noqa: PTH208
+    assert json.loads((tmp_path / "export" / "policy.json").read_text())["files"] == ["policy.pt"]
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ the normaliser inside. Each is run and compared with the policy's own actions be
   --run RUN_DIR       the newest checkpoint of this run
   --checkpoint PATH   this checkpoint
   --output DIR        the folder (default: export in the run directory); gets policy.onnx, policy.pt (TorchScript) and
-                      policy.json, which describes them
+                      policy.json, which describes them; no file of another export may stay there
   --format F          onnx, torchscript, or both with a comma (default: both)
 """
 

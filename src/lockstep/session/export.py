@@ -58,12 +58,13 @@ def export(path: str | Path, output: str | Path | None = None, formats: Sequence
 
     Raises:
         UsageError: no such checkpoint, one whose networks are not lockstep's, packages that are missing, or a folder
-            that can't be written to; nothing is written.
+            that can't be written to, or where a file of another format is that would stay; nothing is written.
         RunError: a file does not do what the policy does, or could not be written; none of the files stays.
     """
     _check_formats(formats)
     folder = Path(output) if output is not None else _default_folder(Path(path))
     require_place("output", folder.absolute())
+    _check_nothing_stays(folder, formats)
     checkpoint = latest_checkpoint(path) if is_file(Path(path) / "config.yaml") else Path(path)
     policy = load_policy(checkpoint, "cpu")
     from lockstep.session.deployed import deploy, to_compare_with
@@ -73,7 +74,8 @@ def export(path: str | Path, output: str | Path | None = None, formats: Sequence
     network = deploy(policy)
     check = Check(to_compare_with(policy), network)
     description = _describe(policy, network, checkpoint) | {
-        "check": {"tolerance": TOLERANCE, "num_observations": check.num_rows}
+        "files": [FORMATS[form] for form in formats],
+        "check": {"tolerance": TOLERANCE, "num_observations": check.num_rows},
     }
     files = (*(FORMATS[form] for form in formats), DESCRIPTION)
     with _made(folder), unfinished(folder / DESCRIPTION, folder) as temporary:
@@ -100,6 +102,17 @@ def _check_formats(formats: Sequence[str]) -> None:
             f"format onnx needs {', '.join(missing)}, not installed here; install it with: pip install "
             "'lockstep-rl[onnx]', or use --format torchscript"
         )
+
+
+def _check_nothing_stays(folder: Path, formats: Sequence[str]) -> None:
+    """Refuse to put files beside those of another policy, which the new description would not be about."""
+    for form in FORMATS.keys() - set(formats):
+        path = folder / FORMATS[form]
+        if is_file(path):
+            raise UsageError(
+                f"{path} is there already and would stay, though the new {DESCRIPTION} is not about it; use --format "
+                f"{','.join(FORMATS)}, remove it, or choose another --output"
+            )
 
 
 def _default_folder(path: Path) -> Path:
