@@ -136,9 +136,19 @@ def test_a_driver_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
         find_renderer(MODEL_PATH, 64, 64, {**os.environ, **silent, "MUJOCO_GL": "egl"}, timeout_s=0.2)
 
 
-def test_a_driver_that_kills_the_process_is_survived(tmp_path: Path) -> None:
-    killer = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
-    assert "died of SIGSEGV" in refused(module(tmp_path, "imageio_ffmpeg", killer) | {"MUJOCO_GL": "egl"})
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "egl: its process died of SIGSEGV)"),
+        ("print('fine', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)", "egl: its process died of SIGKILL)"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", "egl: its process died of signal 35)"),
+        ("os._exit(3)", "egl: its process ended with exit code 3)"),
+        ("print('no screen', file=sys.stderr, flush=True); os._exit(3)", "egl: no screen)"),
+    ],
+)
+def test_a_driver_that_ends_the_process_is_survived(deed: str, words: str, tmp_path: Path) -> None:
+    driver = module(tmp_path, "imageio_ffmpeg", f"import os, signal, sys\n{deed}")
+    assert words in refused(driver | {"MUJOCO_GL": "egl"})
 
 
 def test_a_process_apart_is_ended_when_its_time_is_up() -> None:

@@ -17,7 +17,7 @@ from lockstep.core.process_control import end_with_parent
 from lockstep.distributed.timeouts import alone_s
 from lockstep.session.film import Filming
 from lockstep.session.policy import load_policy
-from lockstep.session.video import as_video, environment_apart, run_apart
+from lockstep.session.video import as_video, environment_apart, run_apart, why_it_failed
 
 FOLDER = "videos"
 CLIP_S = 5.0
@@ -43,7 +43,7 @@ def make_clip(checkpoint: Path, path: Path, is_enough: Callable[[], bool]) -> st
         code, said = run_apart(command, b"", environment_apart(), timeout_s, is_enough)
     except OSError as error:  # no memory, say
         return error.strerror or str(error)
-    return "" if code == 0 else said or f"its process ended with exit code {code}"
+    return "" if code == 0 else why_it_failed(code, said)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -204,6 +204,15 @@ def run_apart(
             process.kill()
 
 
+def why_it_failed(code: int | None, said: str) -> str:
+    """Return in words what ``run_apart`` returned of a process that did not end well."""
+    if code is None:
+        return said
+    if code < 0:  # whatever it said last was said before it knew
+        return f"its process died of {_signal_name(-code)}"
+    return said or f"its process ended with exit code {code}"
+
+
 def _run(
     job: Job,
     qpos: np.ndarray,
@@ -225,10 +234,8 @@ def _run(
         code, said = run_apart(command, to_bytes(job, qpos), variables, timeout_s, is_enough)
     except OSError as error:
         raise RunError(error.strerror or str(error)) from error
-    if code:
-        said = said if code > 0 and said else f"its process died of {_signal_name(-code)}"
     if code != 0:
-        raise RunError(said)
+        raise RunError(why_it_failed(code, said))
 
 
 def _signal_name(number: int) -> str:
