@@ -9,7 +9,9 @@ import pytest
 import lockstep
 from lockstep.cli.main import main
 from lockstep.core.config import merge
+from lockstep.core.errors import RunError
 from lockstep.learn.config import TrainConfig
+from lockstep.session import film
 from lockstep.session.film import record
 from lockstep.session.framework import framework_of
 from tests.unit.video_fixtures import change, read_back, require_renderer
@@ -57,6 +59,20 @@ def test_play_films_and_reports(run: Path, tmp_path: Path, capsys: pytest.Captur
     assert shown.pictures.shape == (30, 96, 160, 3)
     assert shown.fps == 25.0
     assert change(shown, 0, 20) > 0.02
+
+
+def test_a_film_that_the_disk_refuses_costs_no_evaluation(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[object] = []
+    monkeypatch.setattr(framework_of(config_with("logs")), "evaluate", lambda *arguments: evaluated.append(arguments))
+
+    def refuse(*arguments: object) -> None:
+        raise RunError("no space left on device")
+
+    monkeypatch.setattr(film, "find_renderer", lambda *arguments: "egl")
+    monkeypatch.setattr(film, "render", refuse)
+    with pytest.raises(RunError, match="no space left"):
+        lockstep.play(run, num_episodes=2, device="cpu", video="a.mp4")
+    assert evaluated == []
 
 
 def test_what_has_no_model_can_not_be_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,10 +44,13 @@ def play(
     policy = load_policy(checkpoint, device)
     update = {"device": device} | ({} if seed is None else {"seed": seed})
     config = merge(policy.config, update)
-    filming = None if video is None else Filming.of(config, as_video(video))
+    if video is not None:
+        # First, since a disk that refuses the film would take the report of the episodes with it.
+        Filming.of(config, as_video(video)).film(policy)
     with memory_errors_in_words(num_episodes):
         episodes = framework_of(config).evaluate(policy, config, num_episodes)
-    results: dict[str, Any] = {
+    num_steps = episodes.lengths.sum()
+    return {
         "task": config.task,
         "checkpoint": str(checkpoint),
         "num_episodes": num_episodes,
@@ -55,11 +58,6 @@ def play(
         "std_return": float(episodes.returns.std()),
         "mean_episode_length": float(episodes.lengths.mean()),
         "max_episode_length": config.env.max_episode_steps,
-    }
-    results |= {f"reward/{name}": float(values.mean()) for name, values in episodes.term_returns.items()}
-    num_steps = episodes.lengths.sum()
-    if filming is not None:
-        filming.film(policy)
-    return results | {
-        f"metric/{name}": float(values.sum() / num_steps) for name, values in episodes.metric_sums.items()
+        **{f"reward/{name}": float(values.mean()) for name, values in episodes.term_returns.items()},
+        **{f"metric/{name}": float(values.sum() / num_steps) for name, values in episodes.metric_sums.items()},
     }
