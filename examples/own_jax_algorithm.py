@@ -79,13 +79,9 @@ class Algorithm:
             learned.parameters, learned.optimizer, samples, advantages, weights, num_samples=weights.sum()
         )
         # ranks: sums over all, of this iteration's steps and of the episodes that ended in it
-        num_steps, (*terms, length, count) = psum((is_real.sum(dtype=jnp.int64), finished))
-        metrics = {
-            "num_steps": num_steps,
-            "mean_return": sum(terms) / count,  # NaN, which stands for no value, if no episode ended
-            "mean_episode_length": length / count,
-            "loss/policy": value,
-        }
+        num_steps, sums = psum((is_real.sum(dtype=jnp.int64), finished))
+        # Mean return, length and the like: NaN, which stands for no value, if no episode ended.
+        metrics = {"num_steps": num_steps, **self.env.summarise(sums), "loss/policy": value}
         return TrainState(Learned(parameters, optimizer, learned.num_steps + self.num_steps), envs), metrics
 
     def evaluate(self, state: TrainState, env_ids: jax.Array) -> Metrics:
@@ -96,9 +92,9 @@ class Algorithm:
             return self.act(state.replicated, observations, memory)
 
         episodes = run_episodes(env, act, self.initial_memory(env_ids.shape[0]), env_ids)
-        return summarise(episodes, env_ids, env.task.reward_terms)
+        return summarise(episodes, env_ids, env)
 
-    def collect(self, learned: Learned, envs: EnvState) -> tuple[EnvState, Samples, list[jax.Array]]:
+    def collect(self, learned: Learned, envs: EnvState) -> tuple[EnvState, Samples, jax.Array]:
         """Step this device's envs; return them, what they met, and sums over the episodes that ended."""
         first = learned.num_steps + 1
         noise = self.env.noise(envs.env_ids, first, self.num_steps)
@@ -116,7 +112,7 @@ class Algorithm:
             return after, (Samples(observations, actions, rewards, transition.done), transition.finished)
 
         envs, (samples, finished) = jax.lax.scan(one_step, envs, (noise, draws))
-        return envs, samples, list(finished.sum(0))
+        return envs, samples, finished.sum(0)
 
     # For play, load_policy and --checkpoint.
 

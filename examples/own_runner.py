@@ -46,16 +46,10 @@ class Runner(DistributedMixin):  # a runner that can't use several ranks: distri
             self.optimizer.step()
             self.iteration += 1
 
-            # Sums over the episodes that ended on this rank: of each reward term, of lengths, and their number.
-            *returns, length, count = self.env.episodes.take().tolist()
-            metrics = self.reduce_metrics(
-                {
-                    "mean_return": (sum(returns), count),
-                    "mean_episode_length": (length, count),
-                    "loss/total": (loss.detach() * num_samples, num_samples),
-                }
-            )
-            observer.record({"iteration": self.iteration, **metrics})
+            # Sums over the episodes that ended on all ranks since the last time: mean return, length and the like.
+            sums = self.comm.gather(self.env.episodes.take(), "episodes").sum(0)
+            losses = self.reduce_metrics({"loss/total": (loss.detach() * num_samples, num_samples)})
+            observer.record({"iteration": self.iteration, **self.env.summarise(sums.tolist()), **losses})
             stop = self.agree_on_stop(observer.stop_requested)
             last = self.iteration == self.config.max_iterations
             if stop or last or self.iteration % self.config.checkpoints.interval == 0:

@@ -65,7 +65,7 @@ def test_a_saved_state_goes_on_with_the_episodes_under_way() -> None:
 
 
 def test_summary() -> None:
-    assert summarise([73.0, 5.0, 5.0, 4.0], TERMS) == {
+    assert summarise([73.0, 5.0, 5.0, 4.0], TERMS, ()) == {
         "mean_return": 19.5,
         "mean_episode_length": 1.25,
         "num_episodes": 4,

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.core.types import Array, InitialState, Namespace, Observations, State
 from tests.unit.learner_fixtures import Line
+from tests.unit.watched_fixtures import watched
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -85,6 +86,21 @@ def test_episodes_are_summed_by_hand() -> None:
     # Each: progress, alive, length, number. First env: 1 + 1 + 0.5 in 3 steps, then 3 in 1; the second: 4, then 1.5.
     assert finished == [[4.0, 1.0, 1.0, 1.0], [0.0] * 4, [2.5, 3.0, 3.0, 1.0], [4.5, 4.0, 4.0, 2.0], [0.0] * 4]
     assert player.state.running.tolist() == [[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+
+
+def test_metrics_are_no_part_of_the_return() -> None:
+    with watched(Line):
+        player = Player(toy_jax_env(Line(), max_episode_steps=2), range(1))
+        finished = [player.step(action).finished for action in (1.0, 0.5)]
+        nothing, found = (
+            {name: float(value) for name, value in player.env.summarise(sums).items()} for sums in finished
+        )
+    # In two steps the point is at 1 and at 1.5.
+    assert (found["mean_return"], found["metric/distance"], found["metric/is_step"]) == (3.5, 1.25, 1.0)
+    assert (found["mean_episode_length"], found["num_episodes"], found["reward/alive"]) == (2.0, 1, 2.0)
+    assert nothing.pop("num_episodes") == 0
+    assert nothing.keys() == found.keys() - {"num_episodes"}
+    assert np.isnan(list(nothing.values())).all()
 
 
 def test_first_episodes_end_at_different_times_and_count_only_if_whole() -> None:

@@ -29,7 +29,7 @@ def test_returns_lengths_and_metrics_by_hand(shares: tuple[int, ...]) -> None:
             return pace[env_ids][:, None], memory
 
         episodes = run_episodes(env, act, jnp.zeros(env_ids.shape), env_ids)
-        return episodes, summarise(episodes, env_ids, env.task.reward_terms, env.task.metric_terms)
+        return episodes, summarise(episodes, env_ids, env)
 
     with watched(Line):
         env = toy_jax_env(Line())

@@ -10,6 +10,7 @@ from lockstep.core.types import ActionSpace, Array, Namespace, State
 from lockstep.envs.torch_env import TorchEnv, Transition
 from lockstep.session.make_env import build_env, make_env
 from tests.unit.learner_fixtures import Line, differences, round_trip, small_config, toy_env
+from tests.unit.watched_fixtures import watched
 
 NAN = math.nan
 
@@ -95,7 +96,27 @@ def test_episode_statistics_by_hand() -> None:
     for first, second in ((1.0, 4.0), (1.0, 0.5), (0.5, 0.5), (3.0, 0.5), (0.0, 0.0)):
         step(env, first, second)
     # First env: 1 + 1 + 0.5 in 3 steps, then 3 in 1; the second: 4 in 1, 1.5 in 3.
-    assert env.episodes.take().tolist() == [11.0, 8.0, 8.0, 4.0]
+    sums = env.episodes.take().tolist()
+    assert sums == [11.0, 8.0, 8.0, 4.0]
+    assert env.summarise(sums) == {
+        "mean_return": 4.75,
+        "mean_episode_length": 2.0,
+        "num_episodes": 4,
+        "reward/progress": 2.75,
+        "reward/alive": 2.0,
+    }
+
+
+def test_metrics_are_no_part_of_the_return() -> None:
+    with watched(Line):
+        env = toy_env(Line(), 1, max_episode_steps=2)
+        step(env, 1.0)
+        step(env, 0.5)
+        found = env.summarise(env.episodes.take().tolist())
+        nothing = env.summarise(env.episodes.take().tolist())
+    # In two steps the point is at 1 and at 1.5.
+    assert (found["mean_return"], found["metric/distance"], found["metric/is_step"]) == (3.5, 1.25, 1.0)
+    assert nothing == dict.fromkeys(found) | {"num_episodes": 0}
 
 
 def test_first_episodes_end_at_different_times_and_count_only_if_whole() -> None:

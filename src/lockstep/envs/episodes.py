@@ -1,6 +1,6 @@
 """Returns and lengths of finished episodes, added up on the device without asking it for anything."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -40,7 +40,10 @@ class EpisodeStatistics:
         self._whole |= done
 
     def take(self) -> torch.Tensor:
-        """Return ``(num_terms + 2,)`` float64 sums over finished episodes (terms, length, count) and start anew."""
+        """Return ``(num_terms + 2,)`` float64 sums over finished episodes (terms, length, count) and start anew.
+
+        ``TorchEnv.summarise`` says what they mean.
+        """
         taken = self._finished.clone()
         self._finished.zero_()
         return taken
@@ -57,12 +60,9 @@ class EpisodeStatistics:
 
 
 def summarise(
-    sums: list[float], reward_terms: tuple[str, ...], metric_terms: tuple[str, ...] = ()
+    sums: Sequence[float], reward_terms: tuple[str, ...], metric_terms: tuple[str, ...]
 ) -> dict[str, float | None]:
-    """Turn sums over finished episodes (as ``take`` gives them, on the host) into the metrics of a log line.
-
-    Reward terms are means over episodes of the term's sum, metrics are means over env steps.
-    """
+    """Turn sums over finished episodes into the metrics of a log line; see ``TorchEnv.summarise``."""
     *term_sums, length_sum, count = sums
     reward_sums, metric_sums = term_sums[: len(reward_terms)], term_sums[len(reward_terms) :]
     metrics: dict[str, float | None] = {

@@ -161,6 +161,29 @@ class JaxEnv:
             observations, reward, terms, terminated, truncated, final_observations, finished, num_diverged
         )
 
+    def summarise(self, sums: jax.Array) -> dict[str, jax.Array]:
+        """Turn sums over finished episodes into metrics by name, as a log line has them.
+
+        Args:
+            sums: ``(num_terms + 2,)`` float64 as ``Transition.finished`` has them, of all steps and ranks added up.
+
+        Returns:
+            Scalars: ``mean_return``, ``mean_episode_length`` in env steps, ``num_episodes`` (int64); ``reward/<term>``,
+            the mean over episodes of the term's sum; ``metric/<name>``, the mean over env steps. Without an episode
+            means are NaN.
+        """
+        reward_terms, metric_terms = self.task.reward_terms, self.task.metric_terms
+        count = sums[-1]
+        means = sums[:-1] / jnp.where(count > 0, count, jnp.nan)
+        rewards, metrics, length = means[: len(reward_terms)], means[len(reward_terms) : -1], means[-1]
+        return {
+            "mean_return": rewards.sum(),
+            "mean_episode_length": length,
+            "num_episodes": count.astype(jnp.int64),
+            **{f"reward/{name}": mean for name, mean in zip(reward_terms, rewards, strict=True)},
+            **{f"metric/{name}": mean / length for name, mean in zip(metric_terms, metrics, strict=True)},
+        }
+
     def close(self) -> None:
         """Release the engine."""
         self.engine.close()

@@ -1,6 +1,6 @@
 """A batch of envs in torch: engine and task, auto-reset, time limits. The only code that writes their state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -11,7 +11,7 @@ import torch
 from lockstep.core.rng import Stream
 from lockstep.core.types import Engine, Observations, State, Task
 from lockstep.envs.config import EnvConfig
-from lockstep.envs.episodes import EpisodeStatistics
+from lockstep.envs.episodes import EpisodeStatistics, summarise
 
 
 class Transition(NamedTuple):
@@ -121,6 +121,18 @@ class TorchEnv:
         self.episode_length = torch.where(done, 0, self.episode_length)
         reward = terms[:, : self._num_rewards].sum(1)
         return Transition(self.observations, reward, terms, terminated, truncated, final_observations)
+
+    def summarise(self, sums: Sequence[float]) -> dict[str, float | None]:
+        """Turn sums over finished episodes into metrics by name, as a log line has them.
+
+        Args:
+            sums: as ``episodes.take`` gives them, on the host (``tolist``); or those of all ranks added up.
+
+        Returns:
+            ``mean_return``, ``mean_episode_length`` in env steps, ``num_episodes``; ``reward/<term>``, the mean over
+            episodes of the term's sum; ``metric/<name>``, the mean over env steps. Without an episode means are None.
+        """
+        return summarise(sums, self.task.reward_terms, self.task.metric_terms)
 
     def _terms(self, state: State, action: torch.Tensor) -> torch.Tensor:
         rewards = self.task.rewards(xp, state, action)

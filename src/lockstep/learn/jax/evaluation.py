@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from lockstep.core.types import Array, Observations
 from lockstep.envs.jax_env import EnvNoise, EnvState, JaxEnv
-from lockstep.learn.jax.episodes import episode_metrics
 from lockstep.learn.jax.statistics import local_parameters, psum
 
 
@@ -54,7 +53,7 @@ def evaluate(actor: Actor, replicated: Any, env_ids: jax.Array, env: JaxEnv | No
         raise ValueError("there are no envs for an evaluation; see evaluation.interval of the config")
     memory = actor.initial_memory(env_ids.shape[0])
     episodes = run_episodes(env, partial(actor.act, replicated), memory, env_ids)
-    return summarise(episodes, env_ids, env.task.reward_terms, env.task.metric_terms)
+    return summarise(episodes, env_ids, env)
 
 
 def run_episodes(
@@ -98,12 +97,16 @@ def run_episodes(
     return Episodes(totals[:, :-1], totals[:, -1])
 
 
-def summarise(
-    episodes: Episodes, env_ids: jax.Array, reward_terms: tuple[str, ...], metric_terms: tuple[str, ...] = ()
-) -> dict[str, jax.Array]:
-    """Return means over the episodes that all ranks have shared out, the same on every rank."""
+def summarise(episodes: Episodes, env_ids: jax.Array, env: JaxEnv) -> dict[str, jax.Array]:
+    """Return means over the episodes that all ranks have shared out, the same on every rank.
+
+    Args:
+        episodes: this rank's.
+        env_ids: ``(num_envs,)`` int32, of the envs they are of; -1 is padding.
+        env: that they were in.
+    """
     count = (env_ids >= 0).sum(dtype=jnp.float64).reshape(1)
     sums = jnp.concatenate((episodes.term_sums.sum(0), episodes.lengths.sum(keepdims=True), count))
-    metrics = episode_metrics(psum(sums), reward_terms, metric_terms)
+    metrics = env.summarise(psum(sums))
     del metrics["num_episodes"]  # the config says how many there are
     return metrics

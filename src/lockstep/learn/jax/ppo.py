@@ -17,7 +17,6 @@ from lockstep.envs.jax_env import EnvState, JaxEnv
 from lockstep.learn.config import PpoConfig, TrainConfig
 from lockstep.learn.jax import diagnosis, evaluation
 from lockstep.learn.jax.algorithm import NONFINITE, Metrics, TrainState
-from lockstep.learn.jax.episodes import episode_metrics
 from lockstep.learn.jax.gae import generalised_advantages
 from lockstep.learn.jax.gradients import MeanGradients, clip_scale, mean_gradients
 from lockstep.learn.jax.losses import adapted_learning_rate, surrogate_loss, value_loss
@@ -355,7 +354,7 @@ class Ppo:
             "iteration": after.iteration,
             "env_steps": after.env_steps,
             "num_steps": num_steps.astype(jnp.int64),
-            **episode_metrics(episodes, self.env.task.reward_terms, self.env.task.metric_terms),
+            **self.env.summarise(episodes),
             "kl": kl,
             **{f"loss/{name}": value for name, value in zip(RIDERS[1:], losses, strict=True)},
             "learning_rate": after.learning_rate,

@@ -13,7 +13,6 @@ from lockstep.envs.jax_env import EnvNoise, EnvState, JaxEnv
 from lockstep.learn.config import SacConfig, TrainConfig
 from lockstep.learn.jax import evaluation
 from lockstep.learn.jax.algorithm import NONFINITE, Metrics, TrainState
-from lockstep.learn.jax.episodes import episode_metrics
 from lockstep.learn.jax.networks import Parameters
 from lockstep.learn.jax.normalizer import new_normalizer, normalise
 from lockstep.learn.jax.replay import Experience, Layout, SampleNoise, Sampler, empty_memory, remember
@@ -288,7 +287,7 @@ class Sac:
             "iteration": chosen.counters.iteration,
             "env_steps": chosen.counters.env_steps,
             "num_steps": new_steps,
-            **episode_metrics(sums[:num_sums], self.env.task.reward_terms, self.env.task.metric_terms),
+            **self.env.summarise(sums[:num_sums]),
             **_update_metrics(progress, num_updates),
             "learning_rate": jnp.full((), self.config.learning_rate, jnp.float64),
             "num_diverged": sums[num_sums].astype(jnp.int64),

@@ -6,7 +6,6 @@ import torch
 
 from lockstep.core.interrupts import StopReason
 from lockstep.core.types import Comm
-from lockstep.envs.episodes import summarise
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.observer import Metrics as Metrics
 from lockstep.learn.torch.ppo import RIDERS, UpdateResult
@@ -63,7 +62,7 @@ def iteration_metrics(
     metrics: Metrics = {
         "num_steps": int(all_steps),
         "steps_per_s": all_steps / max(sum(times) for times in times_by_rank),
-        **summarise(episode_sums, env.task.reward_terms, env.task.metric_terms),
+        **env.summarise(episode_sums),
         "kl": losses.pop("kl"),
         **{f"loss/{name}": value for name, value in losses.items()},
         "learning_rate": learning_rate,
