@@ -1,6 +1,7 @@
 """A policy of JAX outside of a training: shown step by step, and exported through torch's networks."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,8 @@ from tests.unit.export_fixtures import observations, run_onnx, run_torchscript
 from tests.unit.jax_ppo_fixtures import jax_env
 
 
-def config_of(**settings: Any) -> TrainConfig:
-    return lockstep.make_config(
-        "cartpole_classic", ml_framework="jax", num_envs=4, device="cpu", logger="none", **settings
-    )
+def config_of(task: str = "cartpole_classic", **settings: Any) -> TrainConfig:
+    return lockstep.make_config(task, ml_framework="jax", num_envs=4, device="cpu", logger="none", **settings)
 
 
 def untrained(path: Path, **settings: Any) -> Path:
@@ -50,6 +49,19 @@ def untrained(path: Path, **settings: Any) -> Path:
 def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One with a memory, on a task with a model."""
     return untrained(tmp_path_factory.mktemp("recurrent") / "model_0", agent={"recurrent": "gru"}, dtype="bfloat16")
+
+
+def test_it_is_loaded_without_the_engine_it_was_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may take minutes to compile, or not run here at all."""
+    path = untrained(
+        tmp_path / "model_0", task="cartpole_balance", engine="mjx", env={"mjx": {"implementation": "warp"}}
+    )
+    monkeypatch.setitem(sys.modules, "lockstep.sim.mjx", None)
+    policy = lockstep.load_policy(path, "cpu")
+    assert policy.config.engine == "mjx"
+    assert np.ptp(np.asarray(policy(observations(5, policy.num_observations)[0]))) > 0.1
+    with pytest.raises(UsageError, match=r"no module 'lockstep.sim.mjx'"):  # an evaluation is by the run's own
+        framework_of(policy.config).evaluate(policy, policy.config, 1)
 
 
 def test_it_is_exported(recurrent: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     end_with_parent(signal.SIGKILL, int(parent))
     try:
         policy = load_policy(checkpoint, "cpu")
-        # The training may fill its GPU to the brim. On the CPU every task has an engine that starts without compiling.
+        # The training may fill its GPU to the brim. On the CPU a task's default engine starts without compiling.
         config = merge(policy.config, {"device": "cpu", "engine": "auto"})
         Filming.of(config, as_video(output, seconds=CLIP_S)).film(policy)
     except LockstepError as error:

@@ -118,7 +118,8 @@ def load_policy(path: Path, device: str, algorithm_of: Callable[[TrainConfig], t
     jax_programs.keep()
     ranks = make_mesh(choose_devices(device, 1)[:1])
     with jax.enable_x64(True), ExitStack() as resources:
-        env = build_env(config, platform_of(ranks), resources)
+        # A policy needs sizes and dtype of it: whichever engine starts without compiling will do, the run's or not.
+        env = build_env(merge(config, {"engine": "auto"}), "cpu", resources)
         with incomplete_in_words(path):
             # As one rank with all envs, however many it was that trained; nobody can tell how many without a row each.
             rows = [array.shape[0] for array in flatten(content["sharded"]).values()]
