@@ -1,7 +1,8 @@
 """Perceptrons whose passes are spelled out, beside torch's own layers and autograd."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -73,7 +74,18 @@ def test_large_products_in_single_precision(rows: int, wide: int, narrow: int) -
     compare(transposed_product, torch.randn(rows, narrow), inputs)
 
 
-@pytest.mark.skipif(not module._HAS_ONEDNN, reason="torch without oneDNN, or another processor")
+needs_onednn = pytest.mark.skipif(not module._has_onednn(), reason="torch without oneDNN, or another processor")
+
+
+@pytest.fixture
+def fresh_trial() -> Iterator[None]:
+    """Let a test try oneDNN anew, and the next one too."""
+    module._has_onednn.cache_clear()
+    yield
+    module._has_onednn.cache_clear()
+
+
+@needs_onednn
 def test_who_is_asked_for_a_product() -> None:
     large, small = torch.ones(2048, 64), torch.ones(20, 64)
     square, thin = torch.ones(64, 64), torch.ones(1, 64)
@@ -88,6 +100,49 @@ def test_who_is_asked_for_a_product() -> None:
         )
     }
     assert asked == {"large": "onednn"} | dict.fromkeys(("small", "thin", "double", "no samples"), "torch")
+
+
+@needs_onednn
+def test_torchs_own_flag_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    large, square = torch.ones(2048, 64), torch.ones(64, 64)
+    with mock.patch.object(module, "_onednn", wraps=module._onednn) as asked:
+        for enabled in (True, False, True):
+            monkeypatch.setattr(torch.backends.mkldnn, "enabled", enabled)
+            assert affine(large, square, None)[5, 7] == 64.0
+            assert transposed_product(large, large)[5, 7] == 2048.0
+            calls.append(asked.call_count)
+    assert calls == [2, 2, 4]
+
+
+def _raise(error: Exception) -> Callable[..., torch.Tensor]:
+    def operator(*arguments: object) -> torch.Tensor:
+        raise error
+
+    return operator
+
+
+OPERATORS = {
+    "is gone": _raise(AttributeError("no attribute '_linear_pointwise'")),
+    "is for another processor": _raise(NotImplementedError("could not run")),
+    "takes other arguments": _raise(TypeError("incompatible arguments")),
+    "forgets the bias": lambda inputs, weight, bias: torch.mm(inputs, weight.t()),
+    "does not turn the weight round": lambda inputs, weight, bias: (
+        torch.mm(inputs, weight) + (0 if bias is None else bias)
+    ),
+    "gives another shape": lambda inputs, weight, bias: torch.mm(inputs, weight.t())[:1],
+    "is less precise than float32": lambda inputs, weight, bias: torch.mm(inputs, weight.t()).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("fault", OPERATORS)
+def test_an_operator_that_fails_is_done_without(fault: str, monkeypatch: pytest.MonkeyPatch, fresh_trial: None) -> None:
+    monkeypatch.setattr(module, "_onednn", OPERATORS[fault])
+    large, square, bias = torch.ones(2048, 64), torch.ones(64, 64).triu(), torch.ones(64)
+    assert not module._has_onednn()
+    product = affine(large, square, bias)
+    assert product.shape == (2048, 64)
+    assert (product[3, 0], product[3, 63]) == (65.0, 2.0)  # a row of 64 ones, a row of one, and the bias
 
 
 def test_a_graph_is_made_where_one_is_wanted() -> None:
