@@ -9,7 +9,8 @@ PLAY_HELP = """\
 usage: lockstep play (--run RUN_DIR | --checkpoint PATH) [--num_episodes N] [--seed S] [--device D] [--json]
                      [--video FILE.mp4 [--video_size WxH] [--video_seconds S]] | [--viewer]
 
-Run a trained policy, without exploration noise, and report its mean return, episode length and reward terms; show it.
+Run a trained policy, without exploration noise, and report its mean return, episode length, reward terms and metrics;
+show it.
 
   --run RUN_DIR       the newest checkpoint of this run
   --checkpoint PATH   this checkpoint
