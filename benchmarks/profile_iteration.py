@@ -179,6 +179,7 @@ def show(per_iteration: list[dict[str, float]], floors: dict[str, float]) -> Non
     print(f"{'iteration':36}{total:9.1f}{1:9.1%}{sum(floors.values()):21.1f}")
     named = sum(medians[name] for name in names if name in floors or name == PHYSICS)
     print(f"\noutside physics and networks: {1 - named / total:.1%}")
+    print(f"the iteration takes {total / medians[PHYSICS]:.2f} times as long as its physics alone")
 
 
 def parse() -> argparse.Namespace:
