@@ -3,7 +3,13 @@
 import pytest
 
 from lockstep.core.errors import UsageError
-from lockstep.distributed.topology import Topology, from_environment, require_launcher, require_several
+from lockstep.distributed.topology import (
+    Topology,
+    environment_apart,
+    from_environment,
+    require_launcher,
+    require_several,
+)
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 
@@ -35,6 +41,14 @@ def test_who_asks_for_several_ranks_gets_them_or_a_word() -> None:
     require_several(2, "--distributed")
     with pytest.raises(UsageError, match=r"^--distributed needs WORLD_SIZE > 1, which torchrun sets; for one "):
         require_several(1, "--distributed")
+
+
+def test_a_process_apart_is_no_rank_and_keeps_what_is_the_users_own() -> None:
+    own = dict.fromkeys(("HOME", "CUDA_VISIBLE_DEVICES", "TORCH_HOME", "LOCAL_SCRATCH", "GROUP_ID", "ROLE_ARN"), "x")
+    own |= dict.fromkeys(("MASTER_KEY", "RANKS", "MY_RANK", "SLURMX"), "x")
+    job = dict.fromkeys(("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"), "1")
+    job |= dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "LOCKSTEP_DEVICE", "SLURM_PROCID"), "1")
+    assert environment_apart(TORCHRUN | job | {"PMI_RANK": "1"} | own) == own
 
 
 def test_a_single_node_may_leave_out_the_local_variables() -> None:

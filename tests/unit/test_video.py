@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.core.errors import RunError, UsageError
 from lockstep.session.render_process import choose_camera
-from lockstep.session.video import Video, as_video, environment_apart, find_renderer, render, run_apart, stride_of
+from lockstep.session.video import Video, as_video, find_renderer, render, run_apart, stride_of
 from tests.unit.video_fixtures import MODEL_PATH, change, read_back, require_renderer
 
 SWING = np.stack((np.zeros(12), np.linspace(0.0, 2.0, 12)), axis=1)
@@ -156,14 +156,6 @@ def test_a_process_apart_is_ended_when_its_time_is_up() -> None:
     assert run_apart(command, b"", os.environ, timeout_s=0.3) == (None, "it took more than 0.3 s")
     with pytest.raises(OSError, match="nothing"):
         run_apart(["./nothing"], b"", os.environ, timeout_s=1.0)
-
-
-def test_a_process_apart_is_no_rank() -> None:
-    job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x", "LOCKSTEP_DEVICE": "0"}
-    assert environment_apart(job | {"CUDA_VISIBLE_DEVICES": "3", "HOME": "/"}) == {
-        "CUDA_VISIBLE_DEVICES": "3",
-        "HOME": "/",
-    }
 
 
 def test_it_ends_with_its_parent(renderer: str) -> None:

@@ -24,14 +24,13 @@ from lockstep.core.leases import Lease, is_old
 from lockstep.core.outcome import ATTEMPT_DIR, note_failure
 from lockstep.core.process_control import environment_of
 from lockstep.distributed.siblings import Siblings
-from lockstep.distributed.topology import Topology, from_environment
+from lockstep.distributed.topology import Topology, from_environment, start_of_node
 
 BEAT_S = 1.0
 """A rank gives a sign of life this often."""
 FOLDER_PREFIX = "lockstep-ranks-"
 
 _JOIN_S = 2.0
-_OF_A_JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
 @dataclass
@@ -151,7 +150,7 @@ def _folder_of_job(environment: Mapping[str, str]) -> Path | None:
     """Return the folder that the ranks of this job share on this host; None if it can't be had or is not ours."""
     root = Path(tempfile.gettempdir())
     _remove_leftovers(root)
-    identity = [f"{name}={environment.get(name, '')}" for name in _OF_A_JOB] + [str(os.getuid()), *_starter()]
+    identity = [start_of_node(environment), str(os.getuid()), *_starter()]
     folder = root / f"{FOLDER_PREFIX}{hashlib.sha256(' '.join(identity).encode()).hexdigest()[:32]}"
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileExistsError):

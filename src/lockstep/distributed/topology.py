@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,32 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Topology:
         raise UsageError(f"LOCAL_RANK is {local_rank} but LOCAL_WORLD_SIZE is {local_world_size}; start with torchrun")
     node = _number(environment, "GROUP_RANK") if "GROUP_RANK" in environment else None
     return Topology(rank, local_rank, world_size, local_world_size, node)
+
+
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""What torchrun tells each rank, besides variables of its own prefix. A user may have others called ``LOCAL_...``."""
+_JOB_PREFIXES = ("TORCHELASTIC_", "LOCKSTEP_", "SLURM_", "PMI_")
+
+
+def environment_apart(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment for a process that is no rank of the job that this one may be in."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in RANK_VARIABLES and not name.startswith(_JOB_PREFIXES)
+    }
 
 
 def require_launcher(environment: Mapping[str, str] = os.environ) -> None:
@@ -125,11 +151,21 @@ _IDENTITY = (
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
 )
+_START_OF_NODE = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
 def identity(environment: Mapping[str, str] = os.environ) -> str:
     """Return one text for this rank of this job. The ranks of a job started inside a rank have others."""
-    return " ".join(f"{name}={environment.get(name, '')}" for name in _IDENTITY)
+    return _in_one(_IDENTITY, environment)
+
+
+def start_of_node(environment: Mapping[str, str] = os.environ) -> str:
+    """Return one text for this start of this node's ranks, the same for all of them."""
+    return _in_one(_START_OF_NODE, environment)
+
+
+def _in_one(names: Iterable[str], environment: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={environment.get(name, '')}" for name in names)
 
 
 def is_isolated(environment: Mapping[str, str] = os.environ) -> bool:

@@ -16,7 +16,7 @@ from lockstep.core.errors import UsageError
 from lockstep.core.files import require_place
 from lockstep.core.gpu_mask import Gpu
 from lockstep.core.outcome import ATTEMPT_DIR
-from lockstep.distributed.topology import from_environment
+from lockstep.distributed.topology import RANK_VARIABLES, from_environment
 from lockstep.launch.devices import RankPlace, place_ranks
 from lockstep.launch.rendezvous import Nodes, Rendezvous, check_port, checked_address, concern, plan_rendezvous
 
@@ -35,7 +35,7 @@ STDOUT, STDERR = 1, 2
 
 # A job that is started starts anew: nothing of a job around it, and none of torchrun's own defaults (PET_*).
 _OF_ANOTHER_JOB = re.compile(
-    r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|PET_\w+"
+    rf"{'|'.join(RANK_VARIABLES)}|PET_\w+"
     r"|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"
     r"|LOCKSTEP_(DEVICE|JOB|ATTEMPT_DIR|LAUNCHER_PID|LOG_ALL_RANKS|START)"
     r"|JAX_(COORDINATOR_ADDRESS|COORDINATOR_BIND_ADDRESS|LOCAL_DEVICE_IDS)"

@@ -15,9 +15,10 @@ from lockstep.core.config import merge
 from lockstep.core.errors import LockstepError
 from lockstep.core.process_control import end_with_parent
 from lockstep.distributed.timeouts import alone_s
+from lockstep.distributed.topology import environment_apart
 from lockstep.session.film import Filming
 from lockstep.session.policy import load_policy
-from lockstep.session.video import as_video, environment_apart, run_apart, why_it_failed
+from lockstep.session.video import as_video, run_apart, why_it_failed
 
 FOLDER = "videos"
 CLIP_S = 5.0

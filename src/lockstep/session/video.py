@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import is_folder, require_place, unfinished
+from lockstep.distributed.topology import environment_apart
 from lockstep.session.render_process import Job, to_bytes
 
 RENDERER = "MUJOCO_GL"
@@ -26,8 +27,6 @@ DEFAULT_SIZE = "640x480"
 _MAX_PIXELS = 4096
 _CHECK_S, _RENDER_S = 60.0, 1800.0
 _POLL_S = 0.1
-# Variables that would make a process of its own one more rank of this job.
-_OF_A_JOB = re.compile(r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC|LOCKSTEP|SLURM|PMI)_.*)$")
 
 
 @dataclass(frozen=True)
@@ -148,11 +147,6 @@ def render(
         except RunError as error:
             raise RunError(f"video {asked.path} can't be rendered: {error}") from error
         temporary.replace(asked.path)
-
-
-def environment_apart(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return an environment for a process that is no rank of the job that this one may be in."""
-    return {name: value for name, value in environment.items() if not _OF_A_JOB.fullmatch(name)}
 
 
 def run_apart(
