@@ -99,6 +99,7 @@ def make_pair(
 ) -> tuple[TorchEnv, JaxEnv]:
     """Return ``num_envs`` envs of a task in torch, and the same in JAX."""
     sizes: dict[str, Any] = {"num_envs": num_envs, "decimation": config.decimation, "num_threads": 1, "seed": seed}
+    sizes["first_env_id"] = 0
     xp, torch_dtype = array_api_compat.torch, getattr(torch, dtype)
     maker = analytic.make_engine if case.engine == "analytic" else mujoco_c.make_engine
     engine = maker(task, **sizes, xp=xp, dtype=torch_dtype, device=torch.device("cpu"))

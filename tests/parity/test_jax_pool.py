@@ -34,9 +34,19 @@ def pair(task: Puck, dtype: str) -> tuple[Any, JaxEnv]:
     return make_pair(Case("puck", "mujoco", {}), task, dtype, NUM_ENVS, CONFIG, seed=SEED)
 
 
+class Counted(Puck):
+    """Counts the variants that are made of it."""
+
+    num_varied = 0
+
+    def vary_model(self, model: Any, noise: Any) -> None:
+        self.num_varied += 1
+        super().vary_model(model, noise)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_envs_on_devices_are_those_in_torch(dtype: str, tmp_path: Path) -> None:
-    task = Puck(tmp_path)
+    task = Counted(tmp_path)
     in_torch, in_jax = pair(task, dtype)
     actions = random_actions(task, 40, NUM_ENVS).astype(dtype)
     ids = padded_ids(SHARES)
@@ -63,6 +73,7 @@ def test_envs_on_devices_are_those_in_torch(dtype: str, tmp_path: Path) -> None:
     # Bits: the physics, and which variant an env has.
     for physics in (start.physics, end.physics):
         np.testing.assert_array_equal(np.asarray(physics["model"])[is_real, 0], saved["engine"]["model"].numpy())
+    assert task.num_varied == task.num_models  # once for all engine objects
     rows = np.asarray(end.physics["integration_state"])[is_real]
     assert rows.tobytes() == saved["engine"]["integration_state"].numpy().tobytes()
     in_torch.close()

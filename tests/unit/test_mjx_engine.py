@@ -115,7 +115,7 @@ def test_it_goes_the_way_of_mujoco_to_a_tolerance_whatever_the_variant_and_the_p
     masks, push = arm.masks.copy(), arm.push.copy()
     masks[20, ::3], push[30, 1:5] = True, [[3], [-3], [2], [-1]]
     _, end, sensordata, infos = arm(masks=masks, push=push)
-    engine = MujocoEngine(arm.models[0], NUM_ENVS, DECIMATION, 1, variants=arm.models)
+    engine = MujocoEngine(arm.models, NUM_ENVS, DECIMATION, 1)
     np.testing.assert_array_equal(end["model"], engine.state_dict()["model"])
     # Some ten times what was measured in float32, more in float64.
     coarse = {"qpos": 1e-4, "qvel": 5e-3, "sensordata": 5e-3}

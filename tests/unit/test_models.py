@@ -1,6 +1,8 @@
 """Pools of variants of a model and pushes in the engine mujoco, and in envs in torch."""
 
+import gc
 import itertools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from lockstep.learn.torch.training import Training
 from lockstep.sim.models import load_models, model_indices
 from lockstep.sim.mujoco_c import MujocoEngine, make_engine
 from tests.unit.learner_fixtures import make_training, round_trip, small_config
-from tests.unit.pool_fixtures import Puck
+from tests.unit.pool_fixtures import MODEL, Puck
 
 NUM_ENVS, NUM_STEPS, DECIMATION, SEED = 12, 30, 3, 7
 NOBODY = np.zeros(NUM_ENVS, dtype=bool)
@@ -60,8 +62,8 @@ def flat(info: StepInfo) -> np.ndarray:
 # --- the pool ------------------------------------------------------------------------------------------------------
 
 
-def test_variants_are_drawn_by_the_seed_and_what_follows_from_masses_follows(task: Puck) -> None:
-    models, again, others = (load_models(task, seed) for seed in (SEED, SEED, SEED + 1))
+def test_variants_are_drawn_by_the_seed_and_what_follows_from_masses_follows(task: Puck, tmp_path: Path) -> None:
+    models, again, others = (load_models(Puck(tmp_path), seed) for seed in (SEED, SEED, SEED + 1))
     masses, same, different = ([model.body("puck").mass[0] for model in each] for each in (models, again, others))
     assert masses == same
     assert len(set(masses + different)) == 2 * task.num_models
@@ -83,11 +85,54 @@ def test_a_variant_does_not_depend_on_how_many_there_are(task: Puck) -> None:
         np.testing.assert_array_equal(one.body_mass, other.body_mass)
 
 
-def test_a_task_that_draws_nothing_has_its_model_as_it_is(task: Puck) -> None:
-    task.num_model_noise = 0
+def test_a_task_with_one_model_has_it_as_it_is(task: Puck) -> None:
+    task.num_models = 1
     (model,) = load_models(task, SEED)
     assert model.body("puck").mass[0] == 1.0
     assert "model" not in engine(task).state_dict()
+
+
+def test_variants_without_noise_to_draw_them_by_are_refused(task: Puck) -> None:
+    task.num_model_noise = 0
+    with pytest.raises(UsageError, match="Puck has 5 variants of its model and no noise to draw them by"):
+        load_models(task, SEED)
+
+
+def test_all_engines_of_a_task_share_its_models(tmp_path: Path) -> None:
+    task = Puck(tmp_path)
+    models = load_models(task, SEED)
+    assert load_models(task, SEED) is models
+    assert load_models(task, SEED + 1) is not models
+    assert load_models(Puck(tmp_path), SEED) is not models
+    kept = weakref.ref(models[0])
+    made = engine(task)
+    del models, task
+    gc.collect()
+    assert kept() is not None  # which the engine steps
+    made.close()
+    del made
+    gc.collect()
+    assert kept() is None
+
+
+class Shifted(Puck):
+    """A puck whose centre of mass is elsewhere in every variant."""
+
+    def vary_model(self, model: Any, noise: Array) -> None:
+        model.body("puck").ipos[0] += 0.1 * noise[0]
+
+
+def test_a_variant_that_mujoco_does_not_take_is_told_in_one_line(tmp_path: Path) -> None:
+    task = Shifted(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        load_models(task, SEED)
+    message = str(caught.value)
+    assert f"MuJoCo does not take variant 0 of {task.model_path}: " in message
+    assert "compiled as simple" in message
+    assert "\n" not in message
+    assert task.model_path is not None
+    task.model_path.write_text(MODEL.replace('name="puck" pos', 'name="puck" simple="false" pos'))
+    assert len({model.body("puck").ipos[0] for model in load_models(task, SEED)}) == 5
 
 
 def test_envs_have_variants_by_turns() -> None:
@@ -156,9 +201,9 @@ def test_a_saved_state_brings_its_models_along(task: Puck) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [
-        (64, 8, "saved envs have at least 24 variants of the model, this engine has 8"),
-        (64, 1, "saved envs have several variants of the model, this engine has no"),
-        (1, 64, "saved envs have no variants of the model, this engine has 64"),
+        (64, 8, "saved envs have other variants of the model than the 8 of this engine"),
+        (64, 1, "saved envs have other variants of the model than the 1 of this engine"),
+        (1, 64, "saved envs have other variants of the model than the 64 of this engine"),
     ],
 )
 def test_a_saved_state_of_other_variants_is_refused(task: Puck, before: int, now: int, words: str) -> None:

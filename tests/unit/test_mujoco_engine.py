@@ -302,7 +302,7 @@ def test_wrong_use_is_refused_in_one_line(model: mujoco.MjModel) -> None:
 
 
 def test_an_engine_is_made_from_a_task_and_its_model(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"num_envs": 3, "decimation": 2, "num_threads": 1, "dtype": None, "seed": 1}
+    sizes: dict[str, Any] = {"num_envs": 3, "first_env_id": 0, "decimation": 2, "num_threads": 1, "seed": 1}
     engine = make_engine(CartpoleBalance(CartpoleBalanceConfig()), **sizes)
     assert (engine.num_envs, engine.num_positions, engine.num_controls, engine.num_sensordata) == (3, 2, 1, 0)
     with pytest.raises(UsageError, match="no MuJoCo model; use --engine analytic"):

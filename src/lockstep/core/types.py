@@ -65,8 +65,12 @@ class Task(Protocol):
     num_reset_noise: int
     num_step_noise: int
     num_models: int = 1
-    """How many variants of the model there are: env ``i`` (global id) has variant ``i % num_models``."""
+    """How many variants of the model there are: env ``i`` (global id) has variant ``i % num_models``.
+
+    1: every env has the model as its file says, and ``vary_model`` is not asked.
+    """
     num_model_noise: int = 0
+    """How many random numbers a variant is drawn by; at least 1 where there are several."""
     max_step_reward: float
     """The largest sum of all reward terms in one env step."""
     model_path: Path | None
@@ -77,7 +81,9 @@ class Task(Protocol):
     def vary_model(self, model: Any, noise: Array) -> None:
         """Change a copy of the compiled model (``mujoco.MjModel``) in place into a variant.
 
-        Sizes must stay as they are; constants that MuJoCo derives from what was changed follow by themselves.
+        Sizes must stay as they are; constants that MuJoCo derives from what was changed follow by themselves. It
+        refuses what the compiled model has no place for: a body whose centre of mass or inertia moves needs
+        ``simple="false"`` in the file if its frame was that of its inertia.
 
         Args:
             model: a copy of the task's model.

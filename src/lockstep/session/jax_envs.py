@@ -35,7 +35,9 @@ _HOST_ENGINE = "mujoco"
 """Of ``make_env.ENGINES``: what steps numpy arrays where the engine of that name is asked for."""
 
 
-def build_env(config: TrainConfig, platform: str, resources: ExitStack, streams: str = "train") -> JaxEnv:
+def build_env(
+    config: TrainConfig, platform: str, resources: ExitStack, streams: str = "train", task: Task | None = None
+) -> JaxEnv:
     """Return the envs that a config asks for; they hold no state, so all devices of a process share them.
 
     Args:
@@ -43,11 +45,12 @@ def build_env(config: TrainConfig, platform: str, resources: ExitStack, streams:
         platform: of the devices: ``cpu`` or ``gpu``.
         resources: the engine is closed with them.
         streams: prefix of the random streams' purposes; anything but ``train`` starts every episode at its beginning.
+        task: of other envs by the same config, which then share its models; None for a new one.
     """
     env_config = config.env
     if streams != "train":
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
-    task: Task = load(TASKS.get(config.task).task)(env_config)
+    task = load(TASKS.get(config.task).task)(config.env) if task is None else task
     dtype = jnp.float64 if config.dtype == "float64" else jnp.float32
     engine = resources.enter_context(closing(_build_engine(config, task, platform, dtype)))
     return JaxEnv(task, engine, env_config, seed=config.seed, dtype=dtype, streams=streams)

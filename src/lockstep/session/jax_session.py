@@ -116,7 +116,9 @@ class JaxFramework:
         platform = platform_of(ranks)
         env = build_env(config, platform, resources)
         check_room(config, env, ranks)
-        evaluation_env = build_env(config, platform, resources, "evaluation") if config.evaluation.interval else None
+        evaluation_env = None
+        if config.evaluation.interval:
+            evaluation_env = build_env(config, platform, resources, "evaluation", env.task)
         training = _Runner(config, algorithm_of(config), env, evaluation_env, ranks, comm)
         return Learner(training, env.engine)
 

@@ -47,13 +47,20 @@ def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: s
     return build_share(config, config.envs_by_rank(topology.world_size), topology.rank)
 
 
-def build_share(config: TrainConfig, shares: Sequence[int], rank: int, streams: str = "train") -> TorchEnv:
+def build_share(
+    config: TrainConfig, shares: Sequence[int], rank: int, streams: str = "train", task: Task | None = None
+) -> TorchEnv:
     """Return the envs of one rank: ``shares`` says how many each has, and global ids follow the order of ranks."""
-    return build_env(config, num_envs=shares[rank], first_env_id=sum(shares[:rank]), streams=streams)
+    return build_env(config, num_envs=shares[rank], first_env_id=sum(shares[:rank]), streams=streams, task=task)
 
 
 def build_env(
-    config: TrainConfig, *, num_envs: int | None = None, first_env_id: int = 0, streams: str = "train"
+    config: TrainConfig,
+    *,
+    num_envs: int | None = None,
+    first_env_id: int = 0,
+    streams: str = "train",
+    task: Task | None = None,
 ) -> TorchEnv:
     """Return the envs that a config asks for.
 
@@ -62,6 +69,7 @@ def build_env(
         num_envs: this rank's; None for a job of one process, which has them all.
         first_env_id: global id of the first of them.
         streams: prefix of the random streams' purposes; anything but ``train`` starts every episode at its beginning.
+        task: of other envs by the same config, which then share its models; None for a new one.
     """
     import torch
 
@@ -72,7 +80,7 @@ def build_env(
     env_config = config.env
     if streams != "train":
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
-    task: Task = load(TASKS.get(config.task).task)(env_config)
+    task = load(TASKS.get(config.task).task)(config.env) if task is None else task
     count = config.envs_by_rank(1)[0] if num_envs is None else num_envs
     if device.type == "cpu":  # a GPU says for itself when it is full, before anything else suffers
         check_memory(least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)

@@ -77,7 +77,8 @@ class TorchFramework:
         evaluation_env = None
         if config.evaluation.interval:
             shares = split_evenly(config.evaluation.num_episodes, comm.world_size)
-            evaluation_env = resources.enter_context(closing(build_share(config, shares, comm.rank, "evaluation")))
+            share = build_share(config, shares, comm.rank, "evaluation", env.task)
+            evaluation_env = resources.enter_context(closing(share))
         return Learner(make_runner(config, env, comm), env.engine, evaluation_env)
 
     def load(self, path: Path) -> Content:

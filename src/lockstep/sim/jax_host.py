@@ -45,14 +45,16 @@ def make_pure_engine(
         num_threads: of this process; engines that step at the same time, one per device, share them.
         seed: of the run, by which models are varied.
         dtype: of the floats that come back: float32 or float64.
-        host_engine: maker ``(task, *, num_envs, decimation, num_threads, seed) -> Engine``.
+        host_engine: maker ``(task, *, num_envs, first_env_id, decimation, num_threads, seed) -> Engine``.
 
     Raises:
         UsageError: what ``host_engine`` raises.
     """
 
     def make(num_envs: int, num_threads_each: int) -> Engine:
-        return host_engine(task, num_envs=num_envs, decimation=decimation, num_threads=num_threads_each, seed=seed)
+        # Whose rows an engine object steps, and by which variants, it is told with their state.
+        sizes = {"num_envs": num_envs, "first_env_id": 0, "decimation": decimation, "num_threads": num_threads_each}
+        return host_engine(task, **sizes, seed=seed)
 
     return HostEngine(make, num_threads=num_threads, dtype=dtype, num_models=task.num_models)
 

@@ -21,15 +21,16 @@ _WARNING_NAMES = [mujoco.mjtWarning(index).name for index in range(int(mujoco.mj
 
 
 def make_engine(
-    task: Task, *, num_envs: int, decimation: int, num_threads: int, seed: int, first_env_id: int = 0, **_: Any
+    task: Task, *, num_envs: int, first_env_id: int, decimation: int, num_threads: int, seed: int, **_: Any
 ) -> "MujocoEngine":
     """Return the engine that steps the task's MJCF file; of what other engines are told it needs nothing.
 
+    All engines of a task share its models.
+
     Raises:
-        UsageError: the task has no MJCF file, or MuJoCo can't read it.
+        UsageError: what ``load_models`` or the engine raises.
     """
-    models = load_models(task, seed)
-    return MujocoEngine(models[0], num_envs, decimation, num_threads, variants=models, first_env_id=first_env_id)
+    return MujocoEngine(load_models(task, seed), num_envs, decimation, num_threads, first_env_id=first_env_id)
 
 
 class MujocoEngine:
@@ -44,12 +45,11 @@ class MujocoEngine:
     says what MuJoCo had to say, by name, in envs and env steps; nothing is printed (see ``_silence``).
 
     Args:
-        model: the compiled model; copied.
+        models: the compiled model, which is copied, or variants of it, which the envs have by turns.
         num_envs: number of envs, 0 included.
         decimation: physics steps per env step.
         num_threads: threads that step, the calling one among them.
-        variants: of the model, which the envs have by turns; empty or one: all have the model.
-        first_env_id: global id of the first env, which has variant ``first_env_id % len(variants)``.
+        first_env_id: global id of the first env, which says whose turn it is.
 
     Raises:
         UsageError: a number that is too small, or a model that can't be stepped in batches (one with sleeping enabled).
@@ -60,18 +60,19 @@ class MujocoEngine:
 
     def __init__(
         self,
-        model: mujoco.MjModel,
+        models: mujoco.MjModel | Sequence[mujoco.MjModel],
         num_envs: int,
         decimation: int,
         num_threads: int,
         *,
-        variants: Sequence[mujoco.MjModel] = (),
         first_env_id: int = 0,
     ) -> None:
         for name, value in (("num_envs", num_envs), ("decimation", decimation), ("num_threads", num_threads)):
             if value < (name != "num_envs"):
                 raise UsageError(f"{name} {value} of the mujoco engine is too small; use at least 1")
         _silence()
+        self._models = [models] if isinstance(models, mujoco.MjModel) else list(models)
+        model = self._models[0]
         try:
             # MuJoCo has no batch of nothing; a rank without envs steps one that nobody sees.
             self._batch = Batch(model, max(num_envs, 1), num_threads)
@@ -81,8 +82,8 @@ class MujocoEngine:
         self.num_positions, self.num_velocities = int(model.nq), int(model.nv)
         self.num_controls, self.num_sensordata = int(model.nu), int(model.nsensordata)
         self._warning_counts: Counter[str] = Counter()
-        self._variants = list(variants) if len(variants) > 1 else []
-        self._set_variants(model_indices(first_env_id + np.arange(num_envs, dtype=np.int32), max(1, len(variants))))
+        env_ids = first_env_id + np.arange(num_envs, dtype=np.int32)
+        self._set_models(model_indices(env_ids, len(self._models)))
 
         # Live views of the batch's rows, (num_envs, ...): to write to them is to set the state.
         self._rows: FloatArray = self._batch.state[:num_envs]
@@ -100,11 +101,11 @@ class MujocoEngine:
         """What MuJoCo had to say, by name, in envs and env steps."""
         return self._warning_counts
 
-    def _set_variants(self, model_of_env: NDArray[np.int32]) -> None:
+    def _set_models(self, model_of_env: NDArray[np.int32]) -> None:
         self._model_of_env = model_of_env
-        if self._variants:
+        if len(self._models) > 1:
             # The one that nobody sees, where there are no envs, has a model too.
-            self._batch.set_models([self._variants[index] for index in model_of_env] or self._variants[:1])
+            self._batch.set_models([self._models[index] for index in model_of_env] or self._models[:1])
 
     def step(self, ctrl: ArrayLike, push: ArrayLike | None = None) -> StepInfo:
         """Advance every env by ``decimation`` physics steps under constant ``ctrl (num_envs, nu)``.
@@ -181,7 +182,7 @@ class MujocoEngine:
         Where there are variants of the model, ``model (num_envs,)`` says which of them each env has.
         """
         state = {"integration_state": self._rows.copy(), "sensordata": self._sensordata.copy()}
-        return state | {"model": self._model_of_env.copy()} if self._variants else state
+        return state | {"model": self._model_of_env.copy()} if len(self._models) > 1 else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken.
@@ -196,14 +197,15 @@ class MujocoEngine:
                     f"saved {name} has shape {shape}, this engine's has {own.shape}; load the state of the same model "
                     "and number of envs"
                 )
-        if ("model" in state) != bool(self._variants):
-            raise _other_variants("several" if "model" in state else "no", self._variants)
-        if self._variants:
-            model_of_env = np.asarray(state["model"], dtype=np.int32)
-            if model_of_env.max(initial=0) >= len(self._variants):
-                raise _other_variants(f"at least {model_of_env.max() + 1}", self._variants)
-            if not np.array_equal(model_of_env, self._model_of_env):
-                self._set_variants(model_of_env.copy())
+        num_models = len(self._models)
+        model_of_env = np.asarray(state.get("model", self._model_of_env * 0), dtype=np.int32)
+        if ("model" in state) != (num_models > 1) or model_of_env.max(initial=0) >= num_models:
+            raise UsageError(
+                f"saved envs have other variants of the model than the {num_models} of this engine; load the state of "
+                "as many"
+            )
+        if not np.array_equal(model_of_env, self._model_of_env):
+            self._set_models(model_of_env.copy())
         self._rows[...] = state["integration_state"]
         self._sensordata = np.empty_like(self._sensordata)  # what was lent stays as it is
         self._sensordata[...] = state["sensordata"]
@@ -219,12 +221,6 @@ class MujocoEngine:
         """Release threads and memory; the engine can't be used any more. What it has lent stays readable."""
         for name in ("_batch", "_rows", "_live_qpos", "_live_qvel", "_live_ctrl", "_live_sensordata", "_num_warnings"):
             vars(self).pop(name, None)  # each view keeps the batch alive
-
-
-def _other_variants(saved: str, own: Sequence[mujoco.MjModel]) -> UsageError:
-    return UsageError(
-        f"saved envs have {saved} variants of the model, this engine has {len(own) or 'no'}; load the state of as many"
-    )
 
 
 def _is_sane(array: FloatArray) -> BoolArray:

@@ -62,8 +62,6 @@ class QuadrupedVelocity(Task):
         self.config = config
         self.step_duration_s = TIMESTEP * config.decimation
         self.num_models = config.randomization.num_models
-        if self.num_models == 1:
-            self.num_model_noise = 0
         weights = config.reward_weights
         landing = body.NUM_LEGS * (AIR_TIME_CAP - AIR_TIME_THRESHOLD) * weights.air_time
         steady = weights.track_velocity + weights.track_yaw_rate + weights.upright
