@@ -6,6 +6,7 @@ Arrays are annotated as ``Array``: any array of the Python array API (numpy, tor
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class Task(Protocol):
 
     A task holds its (immutable) config and nothing else. All randomness arrives as ``noise``, uniform in [0, 1).
     New arrays are made from those given (``xp.zeros_like``), so dtype and device follow the caller. Tasks inherit from
-    this class; what has a value or a body here may be left as it is.
+    this class; what has a value or a body here may be left as it is, and one that lacks a method can't be made
+    (``TypeError``).
     """
 
     action_space: ActionSpace
@@ -91,13 +93,13 @@ class Task(Protocol):
         """
         return
 
+    @abstractmethod
     def reset(self, xp: Namespace, noise: Array) -> InitialState:
         """Return where episodes start; ``noise`` is ``(num_envs, num_reset_noise)``."""
-        ...
 
+    @abstractmethod
     def control(self, xp: Namespace, state: State, action: Array) -> Array:
         """Return the controls ``(num_envs, nu)`` for an action of the policy (not yet clipped by anybody)."""
-        ...
 
     def push(self, xp: Namespace, state: State, noise: Array) -> Array | None:
         """Return what is added to the velocities ``(num_envs, nv)`` before the physics of a step; None: never a push.
@@ -106,25 +108,25 @@ class Task(Protocol):
         """
         return None
 
+    @abstractmethod
     def advance(self, xp: Namespace, state: State, action: Array, noise: Array) -> State:
         """Return the state with the task's variables brought up to date after the physics of one env step."""
-        ...
 
+    @abstractmethod
     def observations(self, xp: Namespace, state: State, noise: Array) -> Observations:
         """Return the observation groups; ``noise`` is ``(num_envs, num_step_noise)``."""
-        ...
 
+    @abstractmethod
     def rewards(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
         """Return each reward term ``(num_envs,)`` of the step that led to ``state``; the reward is their sum."""
-        ...
 
     def metrics(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
         """Return each of ``metric_terms (num_envs,)`` of the step that led to ``state``."""
         return {}
 
+    @abstractmethod
     def terminations(self, xp: Namespace, state: State) -> Array:
         """Return ``(num_envs,)`` booleans: the episode ends here for good (the time limit is the env's business)."""
-        ...
 
 
 class AnalyticTask(Task, Protocol):
@@ -134,6 +136,7 @@ class AnalyticTask(Task, Protocol):
     num_velocities: int
     num_controls: int
 
+    @abstractmethod
     def dynamics(self, xp: Namespace, qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
         """Return ``(qpos, qvel)`` one physics step later."""
 
