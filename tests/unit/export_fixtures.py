@@ -7,12 +7,11 @@ import numpy as np
 import torch
 
 import lockstep
-from lockstep.core.registry import load
 from lockstep.distributed.torch_moments import Moments
 from lockstep.learn.config import PpoConfig, TrainConfig
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.networks import ActorCritic
-from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.catalog import make_task
 
 
 def config_of(task: str = "cartpole_classic", **settings: Any) -> TrainConfig:
@@ -22,7 +21,7 @@ def config_of(task: str = "cartpole_classic", **settings: Any) -> TrainConfig:
 def torch_checkpoint(path: Path, spread: float = 0.3, **settings: Any) -> Path:
     """Write a checkpoint at ``path`` and return it; ``spread`` is how far weights are off those of a start."""
     config = config_of(**settings)
-    task = load(TASKS.get(config.task).task)(config.env)
+    task = make_task(config)
     torch.manual_seed(0)
     network = ActorCritic(config.agent_as(PpoConfig), dict(task.num_observations), task.action_space)
     for parameter in network.parameters():

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.core.registry import load
 from lockstep.core.types import PureEngine, Task
 from lockstep.distributed.jax import REPLICATED, SHARDED, make_mesh
 from lockstep.envs.config import EnvConfig
@@ -15,7 +14,7 @@ from lockstep.envs.jax_env import JaxEnv
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.jax.algorithm import TrainState
 from lockstep.learn.jax.ppo import Ppo, PpoState, Weights
-from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.catalog import make_task
 from lockstep.sim import jax_host, mujoco_c
 from lockstep.sim.analytic import PureAnalyticEngine
 
@@ -26,7 +25,7 @@ def jax_env(config: TrainConfig, streams: str = "train", task: Any = None, **env
     env_config = config.env.model_copy(update=env)
     if streams != "train":
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
-    task = load(TASKS.get(config.task).task)(env_config) if task is None else task
+    task = make_task(config.model_copy(update={"env": env_config})) if task is None else task
     return JaxEnv(
         task, _engine(task, env_config, config.seed, dtype), env_config, seed=config.seed, dtype=dtype, streams=streams
     )

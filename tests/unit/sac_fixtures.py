@@ -6,14 +6,13 @@ import jax
 import numpy
 
 from lockstep.core.config import merge
-from lockstep.core.registry import load
 from lockstep.distributed.jax_mesh import REPLICATED, SHARDED, RankMesh, make_mesh
 from lockstep.envs.jax_env import JaxEnv
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.jax.algorithm import TrainState
 from lockstep.learn.jax.sac import Sac
 from lockstep.learn.jax.training import pad_ids
-from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.catalog import make_task
 from lockstep.session.make_config import make_config
 from lockstep.sim.analytic import make_pure_engine
 
@@ -37,7 +36,7 @@ def small_config(agent: dict[str, Any] | None = None, **settings: Any) -> TrainC
 
 
 def make_env(config: TrainConfig, streams: str = "train") -> JaxEnv:
-    task = load(TASKS.get(config.task).task)(config.env)
+    task = make_task(config)
     env_config = config.env.model_copy(update={"randomize_initial_episode_length": streams == "train"})
     dtype = numpy.dtype("float64" if config.dtype == "float64" else "float32")
     engine = make_pure_engine(task, decimation=config.env.decimation, dtype=dtype)

@@ -207,7 +207,7 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
         (["pendulum", "--total_envs", "64", "--num_envs", "32"], "keep one of them"),
         (["pendulum", "--agent.actor_hidden_dims", "64,x"], "agent.actor_hidden_dims[1] must be a whole number"),
         (["pendulum", "--env", "windy"], "--env is a group of settings: write --env.FIELD VALUE; the task is --task T"),
-        (["cartpole_classic", "--video"], "video is not available: task cartpole_classic has no MuJoCo model"),
+        (["cartpole_classic", "--video"], "task cartpole_classic has no MuJoCo model"),
         (["cartpole_balance", "--video", "--runner", "a:B"], "video is not available with runner a:B"),
         (["pendulum", "--runner", "nowhere.to_be:Found"], "there is no module 'nowhere'"),
         (["pendulum", "--num_gpus", "2"], "lockstep train_multigpu TASK --num_gpus N"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.core.errors import UsageError
@@ -12,6 +13,7 @@ from lockstep.core.registry import Registry, load
 from lockstep.distributed.topology import require_distributed
 
 if TYPE_CHECKING:
+    from lockstep.core.types import Task
     from lockstep.learn.config import TrainConfig
 
 
@@ -110,6 +112,31 @@ def engines_of(task: str, ml_framework: str, on_gpu: bool = False) -> tuple[str,
     return (*own, "mjx", "mujoco") if on_gpu else (*own, "mujoco", "mjx")
 
 
+def make_task(config: TrainConfig) -> Task:
+    """Return the task that a config names, by its settings of the env.
+
+    Raises:
+        UsageError: an unknown task.
+    """
+    task: Task = load(TASKS.get(config.task).task)(config.env)
+    return task
+
+
+def require_model(config: TrainConfig) -> Path:
+    """Return the MJCF file of the config's task.
+
+    Raises:
+        UsageError: the task has none, so there is nothing to be seen of it.
+    """
+    path = make_task(config).model_path
+    if path is None:
+        raise UsageError(
+            f"task {config.task} has no MuJoCo model, so there is nothing of it to be seen; leave --video and --viewer "
+            "out"
+        )
+    return path
+
+
 def check_distributed(config: TrainConfig, world_size: int) -> None:
     """Raise UsageError if the config's task says that it can't train on several ranks (``distributed_unsupported``)."""
     require_distributed(load(TASKS.get(config.task).task), f"task {config.task}", world_size)
@@ -168,10 +195,8 @@ def _check_mjx_settings(config: TrainConfig) -> None:
 def _check_video(config: TrainConfig) -> None:
     if config.video and config.runner:
         raise UsageError(f"video is not available with runner {config.runner}; leave --video out")
-    if config.video and load(TASKS.get(config.task).task)(config.env).model_path is None:
-        raise UsageError(
-            f"video is not available: task {config.task} has no MuJoCo model to be seen; leave --video out"
-        )
+    if config.video:
+        require_model(config)
 
 
 def _check_algorithm(algorithm: str, framework: str) -> None:

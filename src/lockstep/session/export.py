@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import explain, is_file, is_folder, require_place, sync_tree, unfinished
-from lockstep.core.registry import load
 from lockstep.core.run_directory import latest_checkpoint
-from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.catalog import make_task
 from lockstep.session.policy import load_policy
 
 if TYPE_CHECKING:
-    from lockstep.core.types import Task
     from lockstep.session.deployed import DeployedPolicy
     from lockstep.session.policy import Policy
 
@@ -141,7 +139,7 @@ def _made(folder: Path) -> Iterator[None]:
 def _describe(policy: Policy, network: DeployedPolicy, checkpoint: Path) -> dict[str, Any]:
     """Return what whoever runs the files has to know, as plain values."""
     config = policy.config
-    task: Task = load(TASKS.get(config.task).task)(config.env)
+    task = make_task(config)
     space = task.action_space
     is_continuous = space.kind == "continuous"
     num_parts, _, width = network.initial_state(1).shape

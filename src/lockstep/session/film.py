@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lockstep.core.errors import UsageError
-from lockstep.core.registry import load
-from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.catalog import make_task, require_model
 from lockstep.session.framework import framework_of
 from lockstep.session.video import Video, as_video, find_renderer, render, stride_of
 
 if TYPE_CHECKING:
-    from lockstep.core.types import Task
     from lockstep.learn.config import TrainConfig
     from lockstep.session.policy import Policy
 
@@ -28,18 +25,6 @@ class Poses(NamedTuple):
     qpos: np.ndarray  # (num_frames, nq) float64
     fps: float
     """Poses per simulated second."""
-
-
-def model_of(config: TrainConfig) -> Path:
-    """Return the MJCF file of the config's task.
-
-    Raises:
-        UsageError: the task has none, so there is nothing to be seen of it.
-    """
-    task: Task = load(TASKS.get(config.task).task)(config.env)
-    if task.model_path is None:
-        raise UsageError(f"task {config.task} has no MuJoCo model, so there is nothing of it to be seen")
-    return task.model_path
 
 
 def check_rendering(config: TrainConfig, timeout_s: float) -> str:
@@ -53,7 +38,7 @@ def check_rendering(config: TrainConfig, timeout_s: float) -> str:
         UsageError: there is none, none that answers in time, or nothing to be seen of the task.
     """
     video = as_video("video.mp4")
-    return find_renderer(model_of(config), video.width, video.height, timeout_s=timeout_s)
+    return find_renderer(require_model(config), video.width, video.height, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ class Filming:
         Raises:
             UsageError: the task has no model, or nothing can be rendered here.
         """
-        model_path = model_of(config)
+        model_path = require_model(config)
         return cls(config, video, model_path, find_renderer(model_path, video.width, video.height))
 
     def film(self, policy: Policy) -> None:
@@ -97,7 +82,7 @@ def record(policy: Policy, config: TrainConfig, seconds: float | None) -> Poses:
         config: with the device, the seed and the env's settings.
         seconds: how long, through as many episodes as it takes; None for one whole episode.
     """
-    task: Task = load(TASKS.get(config.task).task)(config.env)
+    task = make_task(config)
     stride = stride_of(task.step_duration_s)
     fps = 1.0 / (stride * task.step_duration_s)
     num_frames = math.inf if seconds is None else max(1, round(seconds * fps))

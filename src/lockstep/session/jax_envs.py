@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from lockstep.core.registry import Registry, load
 from lockstep.distributed.cores import threads_per_rank
 from lockstep.envs.jax_env import JaxEnv
-from lockstep.recipes.catalog import TASKS, engines_of
+from lockstep.recipes.catalog import engines_of, make_task
 from lockstep.session.make_env import ENGINES, least_bytes
 from lockstep.session.mjx_choice import make_mjx_engine
 from lockstep.session.process import check_memory
@@ -50,7 +50,7 @@ def build_env(
     env_config = config.env
     if streams != "train":
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
-    task = load(TASKS.get(config.task).task)(config.env) if task is None else task
+    task = make_task(config) if task is None else task
     dtype = jnp.float64 if config.dtype == "float64" else jnp.float32
     engine = resources.enter_context(closing(_build_engine(config, task, platform, dtype)))
     return JaxEnv(task, engine, env_config, seed=config.seed, dtype=dtype, streams=streams)

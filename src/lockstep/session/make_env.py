@@ -9,7 +9,7 @@ from lockstep.core.errors import UsageError
 from lockstep.core.registry import Registry, load
 from lockstep.distributed.isolation import given_gpu, placement_problem
 from lockstep.distributed.topology import from_environment
-from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.catalog import TASKS, make_task
 from lockstep.session.make_config import make_config
 from lockstep.session.process import check_memory
 
@@ -80,7 +80,7 @@ def build_env(
     env_config = config.env
     if streams != "train":
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
-    task = load(TASKS.get(config.task).task)(config.env) if task is None else task
+    task = make_task(config) if task is None else task
     count = config.envs_by_rank(1)[0] if num_envs is None else num_envs
     if device.type == "cpu":  # a GPU says for itself when it is full, before anything else suffers
         check_memory(least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)

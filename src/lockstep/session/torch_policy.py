@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 
 from lockstep.core.errors import UsageError
-from lockstep.core.registry import load
 from lockstep.core.types import Observations
 from lockstep.learn.config import PpoConfig, TrainConfig
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.networks import ActorCritic
-from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.catalog import make_task
 from lockstep.session.make_config import make_config
 from lockstep.session.make_env import resolve_device
 
@@ -67,7 +66,7 @@ def load_policy(path: Path, device: str) -> TorchPolicy:
     config = make_config(**content["config"])
     if config.runner:
         raise UsageError(f"checkpoint {path} is of runner {config.runner}, whose policy its own code alone can run")
-    task = load(TASKS.get(config.task).task)(config.env)
+    task = make_task(config)
     network = ActorCritic(config.agent_as(PpoConfig), dict(task.num_observations), task.action_space)
     network.cast_parameters_(torch.float64 if config.dtype == "float64" else torch.float32)
     checkpoint.load_strictly(network, content["policy"], path)

@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING
 
 from lockstep.core.config import merge
 from lockstep.core.errors import UsageError
-from lockstep.core.registry import load
-from lockstep.recipes.catalog import TASKS
-from lockstep.session.film import model_of
+from lockstep.recipes.catalog import make_task, require_model
 from lockstep.session.framework import framework_of
 from lockstep.session.policy import load_policy
 from lockstep.session.render_process import choose_camera
 
 if TYPE_CHECKING:
     import mujoco
-
-    from lockstep.core.types import Task
 
 _CLOSE_S = 5.0
 _INSTEAD = "use --video out.mp4 instead"
@@ -46,9 +42,9 @@ def watch(checkpoint: str | Path, seed: int | None = None, device: str = "auto")
     require_display()
     policy = load_policy(checkpoint, device)
     config = merge(policy.config, {"device": device} | ({} if seed is None else {"seed": seed}))
-    model_path = model_of(config)
+    model_path = require_model(config)
     _require_window()
-    task: Task = load(TASKS.get(config.task).task)(config.env)
+    task = make_task(config)
     import mujoco.viewer
 
     model = mujoco.MjModel.from_xml_path(str(model_path))
