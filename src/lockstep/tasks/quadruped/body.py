@@ -3,12 +3,9 @@
 Legs are in the order FR, FL, RR, RL, and arrays of them have the shape ``(num_envs, 4)``.
 """
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy
-from array_api_compat import is_jax_namespace
-
+from lockstep.core.constants import constant
 from lockstep.core.types import Array, Namespace
 
 NUM_LEGS, NUM_JOINTS = 4, 12
@@ -30,21 +27,6 @@ class Feet(NamedTuple):
 
     position: tuple[Array, Array, Array]  # m, along x, y, z
     velocity: tuple[Array, Array, Array]  # m/s, of the joints' motion alone
-
-
-def constant(xp: Namespace, values: tuple[float, ...], like: Array) -> Array:
-    """Return values as an array ``(len(values),)`` of the dtype and on the device of ``like``.
-
-    Made once: to bring them to a GPU in every step would wait for it.
-    """
-    if is_jax_namespace(xp):
-        return numpy.asarray(values, dtype=like.dtype)  # an array that JAX makes must not outlive its trace
-    return _constant(xp, values, like.dtype, like.device)
-
-
-@cache
-def _constant(xp: Namespace, values: tuple[float, ...], dtype: Any, device: Any) -> Array:
-    return xp.asarray(values, dtype=dtype, device=device)
 
 
 def feet(xp: Namespace, joint_positions: Array, joint_velocities: Array) -> Feet:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.constants import constant
 from lockstep.core.types import ActionSpace, Array, InitialState, Namespace, Observations, State, Task
 from lockstep.tasks.quadruped import body
 from lockstep.tasks.quadruped.config import TRUNK_MASS, QuadrupedVelocityConfig
@@ -87,7 +88,7 @@ class QuadrupedVelocity(Task):
         """Stand somewhere near the posture of rest, facing anywhere, moving a little, with a fresh command."""
         offset = 2 * noise - 1
         half_yaw = math.pi * offset[:, 0]
-        joints = body.constant(xp, body.REST, noise) + 0.15 * offset[:, 1:13]
+        joints = constant(xp, body.REST, noise) + 0.15 * offset[:, 1:13]
         zero = xp.zeros_like(half_yaw)
         height = xp.full_like(half_yaw, body.REST_HEIGHT + 0.02)
         root = xp.stack((zero, zero, height, xp.cos(half_yaw), zero, zero, xp.sin(half_yaw)), axis=1)
@@ -111,7 +112,7 @@ class QuadrupedVelocity(Task):
 
     def control(self, xp: Namespace, state: State, action: Array) -> Array:
         """Return target angles of the joints: rest, and what the action adds."""
-        rest = body.constant(xp, body.REST, state.qpos)
+        rest = constant(xp, body.REST, state.qpos)
         return rest + self.config.action_scale_rad * xp.clip(action, -MAX_ACTION, MAX_ACTION)
 
     def push(self, xp: Namespace, state: State, noise: Array) -> Array | None:
@@ -159,7 +160,7 @@ class QuadrupedVelocity(Task):
     def observations(self, xp: Namespace, state: State, noise: Array) -> Observations:
         """Return ``actor``: what the robot's own sensors tell, with noise; ``critic``: the same exactly, and more."""
         trunk = body.trunk(xp, state.qpos, state.qvel)
-        joints = state.qpos[:, 7:] - body.constant(xp, body.REST, state.qpos)
+        joints = state.qpos[:, 7:] - constant(xp, body.REST, state.qpos)
         sensed = xp.concat((trunk.angular_velocity, -trunk.up, joints, state.qvel[:, 6:]), axis=1)
         told = xp.concat((state.variables["command"], state.variables["action"]), axis=1)
         actor = xp.concat((sensed + (2 * noise[:, :NUM_SENSED] - 1) * self._noise_scale(xp, noise), told), axis=1)
@@ -172,13 +173,13 @@ class QuadrupedVelocity(Task):
         config, variables = self.config, state.variables
         trunk = body.trunk(xp, state.qpos, state.qvel)
         command, joints, rates = variables["command"], state.qpos[:, 7:], state.qvel[:, 6:]
-        off_rest = joints - body.constant(xp, body.REST, joints)
+        off_rest = joints - constant(xp, body.REST, joints)
         velocity_error, yaw_rate_error = _errors(xp, command, trunk)
         is_moving = xp.astype(_is_moving(xp, command), joints.dtype)
         torque = body.STIFFNESS * (state.ctrl - joints) - body.DAMPING * rates
-        torque_limit = body.constant(xp, body.MAX_TORQUE, joints)
-        lower = body.constant(xp, body.LOWER_LIMITS, joints) + LIMIT_MARGIN - joints
-        upper = joints - body.constant(xp, body.UPPER_LIMITS, joints) + LIMIT_MARGIN
+        torque_limit = constant(xp, body.MAX_TORQUE, joints)
+        lower = constant(xp, body.LOWER_LIMITS, joints) + LIMIT_MARGIN - joints
+        upper = joints - constant(xp, body.UPPER_LIMITS, joints) + LIMIT_MARGIN
         on_floor = xp.astype(variables["sole_height"] <= CONTACT_HEIGHT, joints.dtype)
         landed = variables["landed"]
         long_enough = xp.clip(landed, None, AIR_TIME_CAP) - AIR_TIME_THRESHOLD
@@ -232,7 +233,7 @@ class QuadrupedVelocity(Task):
         noise = self.config.observation_noise
         scales = (noise.angular_velocity_rad_s,) * 3 + (noise.gravity,) * 3
         joints = (noise.joint_position_rad,) * body.NUM_JOINTS + (noise.joint_velocity_rad_s,) * body.NUM_JOINTS
-        return body.constant(xp, scales + joints, like)
+        return constant(xp, scales + joints, like)
 
 
 def _within(bounds: tuple[float, float], noise: Array) -> Array:
