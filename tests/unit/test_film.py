@@ -75,6 +75,14 @@ def test_a_film_that_the_disk_refuses_costs_no_evaluation(run: Path, monkeypatch
     assert evaluated == []
 
 
+def test_more_episodes_than_fit_leave_no_film(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_renderer()
+    play = ["play", "--run", str(run), "--num_episodes", "1000000000000", "--device", "cpu"]
+    assert main([*play, "--video", "a.mp4", "--video_size", "64x64"]) == 2
+    assert "need at least" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_has_no_model_can_not_be_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**SMALL, "log_root": str(tmp_path / "logs")}
     classic = lockstep.train(lockstep.make_config("cartpole_classic", **settings)).run_path

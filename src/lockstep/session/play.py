@@ -7,10 +7,12 @@ from typing import Any
 
 from lockstep.core.config import merge
 from lockstep.core.errors import UsageError
+from lockstep.recipes.catalog import make_task
 from lockstep.session.film import Filming
 from lockstep.session.framework import framework_of
+from lockstep.session.make_env import least_bytes
 from lockstep.session.policy import load_policy
-from lockstep.session.process import memory_errors_in_words
+from lockstep.session.process import check_memory, memory_errors_in_words
 from lockstep.session.video import Video, as_video
 
 
@@ -36,7 +38,8 @@ def play(
         each metric of the task metric/<name>, its mean over env steps.
 
     Raises:
-        UsageError: no such checkpoint, or one that this version can't play; or the video that is asked for can't be.
+        UsageError: no such checkpoint, or one that this version can't play; more episodes than fit into this machine;
+            or the video that is asked for can't be.
         RunError: the video could not be rendered or written.
     """
     if num_episodes < 1:
@@ -44,6 +47,7 @@ def play(
     policy = load_policy(checkpoint, device)
     update = {"device": device} | ({} if seed is None else {"seed": seed})
     config = merge(policy.config, update)
+    check_memory(least_bytes(make_task(config), num_episodes, num_steps=1), num_episodes)
     if video is not None:
         # First, since a disk that refuses the film would take the report of the episodes with it.
         Filming.of(config, as_video(video)).film(policy)
