@@ -116,6 +116,16 @@ def test_a_training_that_goes_on_survives_a_clip_that_can_not_be_made(
     assert not list(own.glob("videos/*"))
 
 
+def test_a_finished_training_is_not_looked_at_for_a_renderer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_RUN_KEY", "a job")
+    first = lockstep.train(config_with("logs"), resume="auto")
+    monkeypatch.setenv("MUJOCO_GL", "crayons")
+    assert lockstep.train(config_with("logs", video=True), resume="auto") == first
+    assert f"nothing to do: {first.run_path} is finished" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("case", UNABLE)
 def test_a_training_that_can_not_be_filmed_does_not_begin(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
