@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import ArrayLike
+from torch.overrides import TorchFunctionMode
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Array, Namespace, State, StepInfo
+from lockstep.envs import torch_env
 from lockstep.envs.config import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.torch.training import Training
@@ -297,6 +299,30 @@ class Calm(Puck):
 
     def push(self, xp: Namespace, state: State, noise: Array) -> None:
         return None
+
+
+class Copies(TorchFunctionMode):
+    """Counts what is brought to the host."""
+
+    num_copies = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_copies += getattr(func, "__name__", "") == "cpu"
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_brings_controls_and_pushes_to_the_host_together(task: Puck, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_env, "looking_is_free", lambda device: False)  # as on a GPU
+    config = EnvConfig(max_episode_steps=3, randomize_initial_episode_length=False)
+    env = TorchEnv(task, engine(task), config, seed=SEED, device=torch.device("cpu"))
+    num_copies = []
+    for _ in range(3):
+        with Copies() as copies:
+            env.step(torch.zeros((NUM_ENVS, 1)))
+        num_copies.append(copies.num_copies)
+    # The mask of ended episodes makes two, and where any has ended new states make three.
+    assert num_copies[-1] == 3
+    assert set(num_copies) <= {2, 3}
 
 
 @pytest.mark.parametrize("kind", [Puck, Calm])

@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep.envs import torch_env
 from lockstep.learn.torch import ppo
 from lockstep.learn.torch.rollout import collect
 from lockstep.learn.torch.training import Training
@@ -91,8 +92,8 @@ def test_the_counters_do_count() -> None:
 def as_on_a_gpu(kind: str, recurrent: str, monkeypatch: pytest.MonkeyPatch) -> Training:
     """A training after its first iteration that takes no way which is for CPUs alone."""
     monkeypatch.setattr(ppo, "are_spelled_out", lambda policy, autocast: False)
+    monkeypatch.setattr(torch_env, "looking_is_free", lambda device: False)
     training = make_training(config_of(kind, recurrent))
-    training.env.may_look_at_values = False
     training.iterate()
     return training
 

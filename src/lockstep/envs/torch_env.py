@@ -30,6 +30,11 @@ class Transition(NamedTuple):
         return self.terminated | self.truncated
 
 
+def looking_is_free(device: torch.device) -> bool:
+    """Return whether the host may look at values without having to wait for the device."""
+    return device.type == "cpu"
+
+
 class _Noise(NamedTuple):
     first_step: int
     reset: torch.Tensor  # (num_steps, num_envs, task.num_reset_noise)
@@ -66,7 +71,6 @@ class TorchEnv:
         self.task, self.engine, self.config = task, engine, config
         self.num_envs = engine.num_envs
         self.device, self.dtype = device, dtype
-        self.may_look_at_values = device.type == "cpu"
         self.noise_block = noise_block
         space = task.action_space
         self._action_shape = (self.num_envs, space.size) if space.kind == "continuous" else (self.num_envs,)
@@ -146,7 +150,7 @@ class TorchEnv:
     def _advance(self, action: torch.Tensor, step_noise: torch.Tensor) -> tuple[State, torch.Tensor]:
         ctrl = self.task.control(xp, self._state, action)
         push = self.task.push(xp, self._state, step_noise)
-        info = self.engine.step(self._to_engine(ctrl), None if push is None else self._to_engine(push))
+        info = self.engine.step(*self._all_to_engine(ctrl, *(() if push is None else (push,))))
         state = State(
             qpos=self._from_engine(info.qpos),
             qvel=self._from_engine(info.qvel),
@@ -162,11 +166,11 @@ class TorchEnv:
     ) -> tuple[State, Observations]:
         """Return the state and its observations with the envs of ``done`` at new starts."""
         reset_noise, step_noise = self._noise_at(self.num_steps)
-        if not self.may_look_at_values:
+        if not looking_is_free(self.device):
             initial = self._initial_state(done, reset_noise)
             fresh = self.task.observations(xp, initial, step_noise)
             return _merge(partial(_where, done), initial, state, fresh, observations)
-        # Most steps end few episodes, and on a CPU to look which costs nothing.
+        # Most steps end few episodes.
         rows = done.nonzero().squeeze(1)
         if not rows.numel():
             return state, observations
@@ -194,7 +198,7 @@ class TorchEnv:
         if self.engine.takes_numpy and not engine_mask.any():
             # Most steps end no episode: then a GPU need not be asked for states that nobody reads.
             return self.engine.reset(engine_mask, None, None)
-        return self.engine.reset(engine_mask, self._to_engine(qpos), self._to_engine(qvel))
+        return self.engine.reset(engine_mask, *self._all_to_engine(qpos, qvel))
 
     def _initial_episode_lengths(self) -> torch.Tensor:
         if not self.config.randomize_initial_episode_length:
@@ -231,6 +235,13 @@ class TorchEnv:
             return tensor
         host = tensor.cpu()
         return host.numpy() if host.dtype == torch.bool else host.to(torch.float64).numpy()
+
+    def _all_to_engine(self, *tensors: torch.Tensor) -> Sequence[Any]:
+        """Return tensors ``(num_envs, columns)`` in one copy, since each from a GPU to the host waits for the GPU."""
+        if not self.engine.takes_numpy:
+            return tensors
+        ends = numpy.cumsum([tensor.shape[1] for tensor in tensors])
+        return numpy.split(self._to_engine(torch.cat(tensors, dim=1)), ends[:-1], axis=1)
 
     # --- saving and continuing -----------------------------------------------------------------------------------
 
