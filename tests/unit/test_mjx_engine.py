@@ -18,7 +18,8 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("mujoco.mjx")
 jnp = jax.numpy
 
-from lockstep.sim.mjx import MjxEngine, MjxWarpEngine, make_pure_engine  # noqa: E402
+from lockstep.sim.mjx import MjxEngine, make_pure_engine  # noqa: E402
+from lockstep.sim.mjx_warp import MjxWarpEngine  # noqa: E402
 from tests.unit.jax_env_fixtures import IMPLEMENTATIONS, needs_warp  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("double_precision")

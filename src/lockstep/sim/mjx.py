@@ -16,7 +16,6 @@ hold for ``MjxWarpEngine`` on a CPU, too.
 """
 
 import contextlib
-import importlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,6 +70,8 @@ def make_pure_engine(
     models = load_models(task, seed)
     if implementation == "jax":
         return MjxEngine(models, decimation, dtype)
+    from lockstep.sim.mjx_warp import MjxWarpEngine  # which is made of what is here
+
     return MjxWarpEngine(models, decimation, dtype, num_contacts=num_contacts, num_constraints=num_constraints)
 
 
@@ -113,8 +114,8 @@ class MjxEngine:
     def _load(self, variants: list[mujoco.MjModel]) -> None:
         # Copies on the host: a program for any device takes them up as constants.
         device = jax.local_devices()[0]
-        self._models = ModelPool(variants, lambda model: _on_host(mjx.put_model(model, device=device, impl="jax")))
-        self._data = _on_host(mjx.make_data(variants[0], device=device, impl="jax"))
+        self._models = ModelPool(variants, lambda model: on_host(mjx.put_model(model, device=device, impl="jax")))
+        self._data = on_host(mjx.make_data(variants[0], device=device, impl="jax"))
         self._step_one = self._trace_step()
         if self._data._impl.efc_J.size == 0 and (variants[0].sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC).any():
             # mjx.forward ends before it comes to these sensors where there is nothing to solve.
@@ -227,7 +228,7 @@ class MjxEngine:
 
         def step(physics: Physics, ctrl: Array) -> Physics:
             model, data = self._models.pick(physics.get("model")), jax.tree.map(jnp.asarray, self._data)
-            return physics | _fields_of(mjx_step.step(model, _put_into(data, physics, ctrl)))
+            return physics | fields_of(mjx_step.step(model, put_into(data, physics, ctrl)))
 
         physics, ctrl = self._shapes()
         traced = jaxpr_as_fun(jax.make_jaxpr(step)(physics, ctrl))
@@ -238,7 +239,7 @@ class MjxEngine:
         data = jax.tree.map(jnp.asarray, self._data_for(ctrl.shape[0]))
 
         def measure(physics: Physics, ctrl: Array) -> Array:
-            return mjx.forward(self._models.pick(physics.get("model")), _put_into(data, physics, ctrl)).sensordata
+            return mjx.forward(self._models.pick(physics.get("model")), put_into(data, physics, ctrl)).sensordata
 
         return jax.vmap(measure)(physics, ctrl)
 
@@ -247,7 +248,7 @@ class MjxEngine:
         return self._data
 
     def _default_rows(self) -> dict[str, NDArray[Any]]:
-        return _fields_of(self._data)
+        return fields_of(self._data)
 
     def _shapes(self, *num_envs: int) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
         """Return the shapes of what a program takes, physics and controls: of a batch, or of one env alone."""
@@ -261,103 +262,6 @@ class MjxEngine:
         # MJX computes in whatever JAX calls a float; our programs are traced with float64 switched on.
         precision: contextlib.AbstractContextManager[Any] = jax.enable_x64(self.dtype == np.float64)
         return precision
-
-
-class MjxWarpEngine(MjxEngine):
-    """Steps a batch as ``MjxEngine`` does, by the kernels of MuJoCo Warp that come with MJX, in float32.
-
-    They are written for NVIDIA GPUs, where this has not been tried yet, and run on CPUs too. JAX calls them from within
-    its program (https://mujoco.readthedocs.io/en/stable/mjx.html#mjx-warp). Contacts and constraints have buffers of a
-    fixed size; an env in which something did not fit is flagged in ``diverged``, as are those in which physics fails.
-
-    Args:
-        models: the compiled model, or variants of it, which the envs have by turns.
-        decimation: physics steps per env step.
-        dtype: float32.
-        num_contacts: per env, on average over the batch, which shares them; 0 for Warp's guess.
-        num_constraints: the most that an env may have; 0 for Warp's guess.
-
-    Raises:
-        UsageError: ``decimation`` below 1, another precision, or a model that Warp can't step.
-    """
-
-    _solver = "MuJoCo Warp"
-
-    def __init__(
-        self,
-        models: mujoco.MjModel | Sequence[mujoco.MjModel],
-        decimation: int,
-        dtype: Any,
-        *,
-        num_contacts: int = 0,
-        num_constraints: int = 0,
-    ) -> None:
-        if np.dtype(dtype) != np.float32:
-            raise UsageError(f"MuJoCo Warp computes in float32, not {np.dtype(dtype)}; use --dtype float32")
-        self._num_contacts, self._num_constraints = num_contacts, num_constraints
-        super().__init__(models, decimation, dtype)
-
-    def _load(self, variants: list[mujoco.MjModel]) -> None:
-        from mujoco.mjx.third_party.mujoco_warp._src.types import OverflowType
-
-        _silence_warp()
-        if variants[0].opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
-            raise NotImplementedError("it lets bodies sleep")  # who sleeps is no part of our state
-        self._host_model = variants[0]
-        self._models = ModelPool(variants, _put_for_warp)
-        _require_per_env(self._models.varied)
-        # A solver that stops early is none; MuJoCo goes on there, too.
-        self._overflow = int(OverflowType.ALL & ~(OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS))
-        self._data = self._make_data(self._num_contacts or None)
-        self._num_contacts = int(self._data._impl.naconmax)
-
-    def _make_data(self, num_contacts: int | None) -> mjx.Data:
-        sizes = {"naconmax": num_contacts, "njmax": self._num_constraints or None}
-        with jax.ensure_compile_time_eval():  # a program may be traced meanwhile
-            return _on_host(mjx.make_data(self._host_model, device=jax.local_devices()[0], impl="warp", **sizes))
-
-    def _data_for(self, num_envs: int) -> mjx.Data:
-        return self._make_data(self._num_contacts * num_envs)
-
-    def _physics_steps(self, physics: Physics, ctrl: Array) -> tuple[Physics, Array]:
-        data = jax.tree.map(jnp.asarray, self._data_for(ctrl.shape[0]))
-
-        def step(physics: Physics, ctrl: Array) -> tuple[Physics, Array]:
-            model = self._models.pick(physics.get("model"))
-
-            def physics_step(data: mjx.Data, _: None) -> tuple[mjx.Data, None]:
-                return mjx.step(model, data), None
-
-            # All data go from step to step, since to fill the buffers anew would cost more than to compute.
-            after, _ = jax.lax.scan(physics_step, _put_into(data, physics, ctrl), None, length=self.decimation)
-            return physics | _fields_of(after), (after._impl.overflow & self._overflow) != 0
-
-        stepped: tuple[Physics, Array] = jax.vmap(step)(physics, ctrl)
-        return stepped
-
-
-def _put_for_warp(model: mujoco.MjModel) -> mjx.Model:
-    put = _on_host(mjx.put_model(model, device=jax.local_devices()[0], impl="warp"))
-    # We say it ourselves: Warp would print a line for every env and step. What is read of bodies that sleep alone, and
-    # compiled in, should not tell variants apart.
-    lengths = np.zeros_like(put._impl.dof_length)
-    return put.tree_replace({"opt._impl.warn_overflow": 0, "_impl.dof_length": lengths})
-
-
-def _require_per_env(paths: Sequence[Any]) -> None:
-    """Refuse what Warp has once for all envs."""
-    from mujoco.mjx._src.types import tree_path_to_attr_str
-    from mujoco.mjx.warp.types import _BATCH_DIM
-
-    names = {tree_path_to_attr_str(path) for path in paths}
-    if shared := [name for name in sorted(names) if not _BATCH_DIM["Model"].get(name, True)]:
-        raise NotImplementedError(f"its variants differ in {', '.join(shared)}, which must be the same in all")
-
-
-def _silence_warp() -> None:
-    """Keep what Warp says of itself and its kernels off the terminal, for the whole process."""
-    warp: Any = importlib.import_module("warp")
-    warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
 
 
 def _export(program: Callable[..., Any], *shapes: Any) -> jax.export.Exported:
@@ -377,16 +281,19 @@ def _foreign_targets(jaxpr: Any) -> Iterator[str]:
         yield from _foreign_targets(inner)
 
 
-def _on_host(tree: Any) -> Any:
+def on_host(tree: Any) -> Any:
+    """Return a tree of arrays with all of them in numpy."""
     return jax.tree.map(np.asarray, tree)
 
 
-def _put_into(data: mjx.Data, physics: Physics, ctrl: Array) -> mjx.Data:
+def put_into(data: mjx.Data, physics: Physics, ctrl: Array) -> mjx.Data:
+    """Return the data of one env with its physics and controls ``(num_controls,)`` in their places."""
     filled: mjx.Data = data.replace(ctrl=ctrl, **{name: physics[name] for name in STATE_FIELDS})
     return filled
 
 
-def _fields_of(data: mjx.Data) -> dict[str, Any]:
+def fields_of(data: mjx.Data) -> dict[str, Any]:
+    """Return the fields named in ``STATE_FIELDS``."""
     return {name: getattr(data, name) for name in STATE_FIELDS}
 
 
