@@ -34,6 +34,9 @@ def test_the_files_do_what_the_policy_does(case: str, tmp_path: Path) -> None:
     assert exported.files == ("policy.onnx", "policy.pt", "policy.json")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(exported.files)
     assert exported.largest_difference < 1e-5
+    sources = str(Path(lockstep.__file__).parents[1]).encode()
+    for name in exported.files:  # they go to others, whom it does not concern where they were made
+        assert sources not in (tmp_path / "out" / name).read_bytes()
     told = json.loads((tmp_path / "out" / "policy.json").read_text())
     steps, policy = observations(5, 4), lockstep.load_policy(path, "cpu")
     own = [np.asarray(policy(each)) for each in steps]

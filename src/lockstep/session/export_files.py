@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def _write_onnx(network: DeployedPolicy, path: Path, description: Mapping[str, A
             output_names=["actions", "next_state"][: 1 + is_recurrent],
             dynamic_shapes={"observations": {0: batch}} | ({"state": {1: batch}} if is_recurrent else {}),
         )
+    _forget_sources(program.model)
     program.model.producer_name = "lockstep"
     program.model.metadata_props.update(
         {name: value if isinstance(value, str) else json.dumps(value) for name, value in description.items()}
@@ -71,12 +73,21 @@ def _write_onnx(network: DeployedPolicy, path: Path, description: Mapping[str, A
     return check.compare(path.name, run)
 
 
+def _forget_sources(model: Any) -> None:
+    """Take out of a model on which lines of which files of this machine each of its nodes was made."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in graph.all_nodes():
+            node.doc_string = None
+            for part in (node, *node.outputs):
+                part.metadata_props.clear()
+
+
 def _write_torchscript(network: DeployedPolicy, path: Path, description: Mapping[str, Any], check: Check) -> float:
     with _quiet(), torch.no_grad():
         traced: Any = torch.jit.trace(network, _example(network), check_trace=False)
         content = io.BytesIO()  # torch's own writer ends the process where a disk refuses
         torch.jit.save(traced, content, _extra_files={"policy.json": json.dumps(description)})
-        path.write_bytes(content.getvalue())
+        _copy_without_sources(content, path)
         loaded: Any = torch.jit.load(str(path))
     is_recurrent = network.memory is not None
 
@@ -89,6 +100,14 @@ def _write_torchscript(network: DeployedPolicy, path: Path, description: Mapping
         return actions.numpy(), after.numpy()
 
     return check.compare(path.name, run)
+
+
+def _copy_without_sources(content: io.BytesIO, path: Path) -> None:
+    """Write a TorchScript archive without the tables that lead from its code to lines of files of this machine."""
+    with zipfile.ZipFile(content) as whole, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bare:
+        for record in whole.infolist():
+            if not record.filename.endswith(".debug_pkl"):
+                bare.writestr(record, whole.read(record))
 
 
 def _example(network: DeployedPolicy) -> tuple[torch.Tensor, ...]:
