@@ -5,11 +5,16 @@ from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
+import array_api_compat.numpy as xp
 import mujoco
 import numpy as np
+import pytest
 
 import lockstep
-from lockstep.session.framework import framework_of
+from lockstep.core.types import State
+from lockstep.session.framework import Frame, framework_of
+from lockstep.tasks.quadruped_velocity_flat.config import QuadrupedVelocityFlatConfig
+from lockstep.tasks.quadruped_velocity_flat.task import QuadrupedVelocityFlat
 from tests.unit.export_fixtures import torch_checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "exported_policy.py"
@@ -50,6 +55,17 @@ def test_the_robot_goes_the_same_way(tmp_path: Path) -> None:
     model = mujoco.MjModel.from_xml_path(str(driver.MODEL))
     data = mujoco.MjData(model)
     data.qpos[:], data.qvel[:] = own[0].qpos, own[0].qvel
-    driver.drive(folder, model, data, np.array(COMMAND), NUM_STEPS)
+    earned = driver.drive(folder, model, data, np.array(COMMAND), NUM_STEPS)
     assert np.abs(own[-1].qpos - own[0].qpos).max() > 0.05
     np.testing.assert_allclose(data.qpos, own[-1].qpos, atol=1e-5)
+    assert earned == pytest.approx(following(own[1:]), rel=1e-5)
+
+
+def following(frames: list[Frame]) -> float:
+    """What following the command earns in lockstep's own reward."""
+    task = QuadrupedVelocityFlat(QuadrupedVelocityFlatConfig.model_validate(NOTHING_BY_CHANCE))
+    qpos, qvel = np.stack([frame.qpos for frame in frames]), np.stack([frame.qvel for frame in frames])
+    nothing = task.reset(xp, np.full((len(frames), task.num_reset_noise), 0.5)).variables
+    state = State(qpos, qvel, qpos[:, 7:], qpos[:, :0], nothing | {"command": np.tile(COMMAND, (len(frames), 1))})
+    terms = task.rewards(xp, state, qpos[:, 7:])
+    return float(terms["track_velocity"].sum() + terms["track_yaw_rate"].sum())
