@@ -65,7 +65,9 @@ def following(frames: list[Frame]) -> float:
     """What following the command earns in lockstep's own reward."""
     task = QuadrupedVelocityFlat(QuadrupedVelocityFlatConfig.model_validate(NOTHING_BY_CHANCE))
     qpos, qvel = np.stack([frame.qpos for frame in frames]), np.stack([frame.qvel for frame in frames])
-    nothing = task.reset(xp, np.full((len(frames), task.num_reset_noise), 0.5)).variables
-    state = State(qpos, qvel, qpos[:, 7:], qpos[:, :0], nothing | {"command": np.tile(COMMAND, (len(frames), 1))})
+    variables = task.reset(xp, np.full((len(frames), task.num_reset_noise), 0.5)).variables
+    state = State(qpos, qvel, qpos[:, 7:], qpos[:, :0], variables | {"until_command": np.ones(len(frames))})
+    state = task.advance(xp, state, qpos[:, 7:], np.zeros((len(frames), task.num_step_noise)))
+    assert np.allclose(state.variables["command"], COMMAND)
     terms = task.rewards(xp, state, qpos[:, 7:])
     return float(terms["track_velocity"].sum() + terms["track_yaw_rate"].sum())

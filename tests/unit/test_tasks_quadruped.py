@@ -40,11 +40,16 @@ def standing(task: QuadrupedVelocityFlat, num_envs: int = 1, **variables: Any) -
     return State(qpos, qvel, qpos[:, 7:], np.zeros((num_envs, 0)), known)
 
 
+def seen(state: State) -> State:
+    """The state with what the task keeps of its positions and velocities brought up to date."""
+    trunk = body.trunk(xp, state.qpos, state.qvel)
+    feet = body.over_ground(xp, trunk, body.feet(xp, state.qpos[:, 7:], state.qvel[:, 6:]))
+    follows = {"up": trunk.up, "velocity": trunk.velocity, "sole_height": feet.height, "sole_speed": feet.speed}
+    return state._replace(variables=state.variables | follows)
+
+
 def rewards(task: QuadrupedVelocityFlat, state: State) -> dict[str, float]:
-    feet = body.over_ground(
-        xp, body.trunk(xp, state.qpos, state.qvel), body.feet(xp, state.qpos[:, 7:], state.qvel[:, 6:])
-    )
-    state = state._replace(variables=state.variables | {"sole_height": feet.height, "sole_speed": feet.speed})
+    state = seen(state)
     return {name: float(term[0]) for name, term in task.rewards(xp, state, np.zeros((1, 12))).items()}
 
 
@@ -103,7 +108,7 @@ def test_without_an_action_it_stands() -> None:
     assert not task.terminations(xp, rest)[0]
     assert np.abs(info.qvel).max() < 0.01
     assert 0.23 < info.qpos[0, 2] < body.REST_HEIGHT
-    assert task.observations(xp, rest, np.full((1, task.num_step_noise), 0.5))["actor"][0, 5] < -0.99  # level
+    assert task.observations(xp, seen(rest), np.full((1, task.num_step_noise), 0.5))["actor"][0, 5] < -0.99  # level
 
 
 # --- variants ------------------------------------------------------------------------------------------------------
@@ -189,7 +194,9 @@ def test_the_critic_sees_exactly_and_more_than_the_actor() -> None:
     task = make_task()
     state = standing(task)
     state.qvel[:] = np.linspace(-1, 1, 18)
-    lowest, highest = (task.observations(xp, state, np.full((1, task.num_step_noise), value)) for value in (0.0, 1.0))
+    lowest, highest = (
+        task.observations(xp, seen(state), np.full((1, task.num_step_noise), value)) for value in (0.0, 1.0)
+    )
     np.testing.assert_array_equal(lowest["critic"], highest["critic"])
     middle = (lowest["actor"] + highest["actor"]) / 2
     np.testing.assert_allclose(middle, lowest["critic"][:, :45], atol=1e-12)
@@ -282,7 +289,7 @@ def test_errors_are_measured_in_the_robots_own_axes() -> None:
     state.qpos[0, 3:7] = [math.sqrt(0.5), 0.0, 0.0, math.sqrt(0.5)]  # faces along the world's y
     state.qvel[0, :2] = [0.0, 0.1]
     state.qvel[0, 5] = 0.8
-    metrics = task.metrics(xp, state, np.zeros((1, 12)))
+    metrics = task.metrics(xp, seen(state), np.zeros((1, 12)))
     assert metrics["velocity_error"][0] == pytest.approx(0.3)
     assert metrics["yaw_rate_error"][0] == pytest.approx(0.3)
 

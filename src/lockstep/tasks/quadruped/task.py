@@ -30,10 +30,11 @@ class QuadrupedVelocity(Task):
 
     ``qpos``, ``qvel`` and ``ctrl`` are described in ``model.xml``. Variables: ``command (num_envs, 3)`` in m/s, m/s and
     rad/s; ``until_command`` and ``until_push (num_envs,)`` in env steps; ``action`` and ``previous_action
-    (num_envs, 12)``; and of each foot, ``(num_envs, 4)``: ``sole_height`` in m and ``sole_speed`` in m/s over the
-    ground, ``air_time``, for how long it has been in the air, and ``landed``, the same of feet that came down in this
-    step, else 0, both in s. The first two follow from ``qpos`` and ``qvel``; they are kept since three functions want
-    them, and to work them out is the most that a step of the task costs.
+    (num_envs, 12)``; in the trunk's frame the direction ``up`` and its ``velocity`` in m/s, ``(num_envs, 3)``; and of
+    each foot, ``(num_envs, 4)``: ``sole_height`` in m and ``sole_speed`` in m/s over the ground, ``air_time``, for how
+    long it has been in the air, and ``landed``, the same of feet that came down in this step, else 0, both in s. What
+    follows from ``qpos`` and ``qvel`` is kept since several functions want it, and to work it out is the most that a
+    step of the task costs.
     """
 
     action_space = ActionSpace("continuous", body.NUM_JOINTS)
@@ -95,16 +96,14 @@ class QuadrupedVelocity(Task):
         qpos = xp.concat((root, joints), axis=1)
         qvel = xp.concat((0.3 * offset[:, 13:19], xp.zeros_like(joints)), axis=1)
         command, until_command = self._draw_command(xp, noise[:, 19:24])
-        feet = body.over_ground(xp, body.trunk(xp, qpos, qvel), body.feet(xp, joints, qvel[:, 6:]))
-        no_action, no_foot = xp.zeros_like(joints), xp.zeros_like(feet.height)
-        variables = {
+        moving = _motion(xp, qpos, qvel)
+        no_action, no_foot = xp.zeros_like(joints), xp.zeros_like(moving["sole_height"])
+        variables = moving | {
             "command": command,
             "until_command": until_command,
             "until_push": self._draw_interval(xp, self.config.push_interval_s, noise[:, 24]),
             "action": no_action,
             "previous_action": no_action,
-            "sole_height": feet.height,
-            "sole_speed": feet.speed,
             "air_time": no_foot,
             "landed": no_foot,
         }
@@ -129,21 +128,18 @@ class QuadrupedVelocity(Task):
         command, until_command = self._draw_command(xp, noise[:, COMMAND_NOISE])
         is_due = before["until_command"] <= 0
         until_push = self._draw_interval(xp, self.config.push_interval_s, noise[:, PUSH_NOISE][:, 2])
-        legs = body.feet(xp, state.qpos[:, 7:], state.qvel[:, 6:])
-        feet = body.over_ground(xp, body.trunk(xp, state.qpos, state.qvel), legs)
-        in_air = feet.height > CONTACT_HEIGHT
+        moving = _motion(xp, state.qpos, state.qvel)
+        in_air = moving["sole_height"] > CONTACT_HEIGHT
         air_time = before["air_time"] + self.step_duration_s
         nothing = xp.zeros_like(air_time)
         # A foot that was on the floor before has been in the air for no longer than this step.
         was_in_air = before["air_time"] > 0
-        variables = {
+        variables = moving | {
             "command": xp.where(is_due[:, None], command, before["command"]),
             "until_command": xp.where(is_due, until_command, before["until_command"] - 1),
             "until_push": xp.where(before["until_push"] <= 0, until_push, before["until_push"] - 1),
             "action": xp.clip(action, -MAX_ACTION, MAX_ACTION),
             "previous_action": before["action"],
-            "sole_height": feet.height,
-            "sole_speed": feet.speed,
             "air_time": xp.where(in_air, air_time, nothing),
             "landed": xp.where(was_in_air & ~in_air, before["air_time"], nothing),
         }
@@ -159,7 +155,7 @@ class QuadrupedVelocity(Task):
 
     def observations(self, xp: Namespace, state: State, noise: Array) -> Observations:
         """Return ``actor``: what the robot's own sensors tell, with noise; ``critic``: the same exactly, and more."""
-        trunk = body.trunk(xp, state.qpos, state.qvel)
+        trunk = _trunk(state)
         joints = state.qpos[:, 7:] - constant(xp, body.REST, state.qpos)
         sensed = xp.concat((trunk.angular_velocity, -trunk.up, joints, state.qvel[:, 6:]), axis=1)
         told = xp.concat((state.variables["command"], state.variables["action"]), axis=1)
@@ -171,7 +167,7 @@ class QuadrupedVelocity(Task):
     def rewards(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
         """Return the terms, each times its weight and the step's duration; at most four are positive."""
         config, variables = self.config, state.variables
-        trunk = body.trunk(xp, state.qpos, state.qvel)
+        trunk = _trunk(state)
         command, joints, rates = variables["command"], state.qpos[:, 7:], state.qvel[:, 6:]
         off_rest = joints - constant(xp, body.REST, joints)
         velocity_error, yaw_rate_error = _errors(xp, command, trunk)
@@ -205,7 +201,7 @@ class QuadrupedVelocity(Task):
 
     def metrics(self, xp: Namespace, state: State, action: Array) -> dict[str, Array]:
         """Return how far the velocity (m/s) and the yaw rate (rad/s) are off, and falls per second."""
-        velocity_error, yaw_rate_error = _errors(xp, state.variables["command"], body.trunk(xp, state.qpos, state.qvel))
+        velocity_error, yaw_rate_error = _errors(xp, state.variables["command"], _trunk(state))
         fallen = xp.astype(self.terminations(xp, state), state.qpos.dtype)
         return {
             "velocity_error": velocity_error,
@@ -238,6 +234,18 @@ class QuadrupedVelocity(Task):
 
 def _within(bounds: tuple[float, float], noise: Array) -> Array:
     return bounds[0] + (bounds[1] - bounds[0]) * noise
+
+
+def _motion(xp: Namespace, qpos: Array, qvel: Array) -> dict[str, Array]:
+    """Return the variables that follow from positions and velocities."""
+    trunk = body.trunk(xp, qpos, qvel)
+    feet = body.over_ground(xp, trunk, body.feet(xp, qpos[:, 7:], qvel[:, 6:]))
+    return {"up": trunk.up, "velocity": trunk.velocity, "sole_height": feet.height, "sole_speed": feet.speed}
+
+
+def _trunk(state: State) -> body.Trunk:
+    kept = state.variables
+    return body.Trunk(kept["up"], kept["velocity"], state.qvel[:, 3:6], state.qpos[:, 2])
 
 
 def _errors(xp: Namespace, command: Array, trunk: body.Trunk) -> tuple[Array, Array]:
