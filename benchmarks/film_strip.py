@@ -1,6 +1,8 @@
 """Make one picture of a film: frames at equal distances, in rows.
 
     .venv/bin/python benchmarks/film_strip.py walk.mp4 strip.png [--start_s 1] [--every_s 0.08] [--frames 8]
+
+The film is one that ``lockstep play --video`` or ``lockstep train --video`` has made.
 """
 
 import argparse
