@@ -52,7 +52,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_loaded_without_the_engine_it_was_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That may take minutes to compile, or not run here at all."""
+    """That may take longer to start than anything else, or not run here at all."""
     path = untrained(
         tmp_path / "model_0", task="cartpole_balance", engine="mjx", env={"mjx": {"implementation": "warp"}}
     )
