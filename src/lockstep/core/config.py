@@ -8,7 +8,7 @@ user reads one line: which setting, what is allowed, the value seen.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -173,7 +173,7 @@ def _merged(config: ConfigT, overrides: Mapping[str, Any], prefix: str) -> Confi
     try:
         return type(config).model_validate(values)
     except ValidationError as error:
-        raise UsageError(_explain(error, prefix)) from None
+        raise UsageError(_explain(error, prefix, config)) from None
 
 
 def _section(dotted: str, value: object, current: Config) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ def _section(dotted: str, value: object, current: Config) -> Mapping[str, Any]:
     return value
 
 
-def _explain(error: ValidationError, prefix: str) -> str:
+def _explain(error: ValidationError, prefix: str, config: Config) -> str:
     """Word the first of pydantic's errors as one line: the setting, what is allowed, the value seen."""
     first = error.errors(include_url=False)[0]
     location = first["loc"]
@@ -194,6 +194,9 @@ def _explain(error: ValidationError, prefix: str) -> str:
     if first["type"] == "value_error":  # a validator of ours, which words the whole line itself
         message = _one_line(str(first["ctx"]["error"]))
         return f"{name}: {message}" if location else f"{prefix.rstrip('.')}{': ' if prefix else ''}{message}"
+    if first["type"] in ("missing", "too_long", "tuple_type") and (count := _num_values(config, location[0])):
+        example = yaml.safe_dump(list(getattr(config, str(location[0]))), default_flow_style=True).strip()
+        return f"{prefix}{location[0]} must be a list of {count} such as {example}, not {show(first['input'])}"
     message = _one_line(first["msg"])
     allowed = re.sub(r", (unable to|got a) .*", "", message).removeprefix("Input should be ")
     if allowed == message:
@@ -206,6 +209,12 @@ def _explain(error: ValidationError, prefix: str) -> str:
         "a valid tuple": "a list such as [64, 64]",
     }
     return f"{name} must be {wording.get(allowed, allowed)}, not {show(first['input'])}"
+
+
+def _num_values(config: Config, name: int | str) -> int | None:
+    """Return how many values a setting has, such as the two ends of a range; None if that is not fixed."""
+    kind = type(config).model_fields[str(name)].annotation
+    return len(get_args(kind)) if get_origin(kind) is tuple and Ellipsis not in get_args(kind) else None
 
 
 def _read_text(path: str | Path, source: str) -> str:
