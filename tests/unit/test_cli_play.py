@@ -60,6 +60,7 @@ def test_a_checkpoint_is_played_with_what_was_asked_for(
     ]
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["mean_return", "12.5"] for line in lines)
+    assert [line.split() for line in lines if line.startswith("video")] == [["video", "a.mp4"]]
 
 
 def test_json_is_one_object_and_nothing_else(played: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:

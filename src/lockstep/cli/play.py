@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if as_json:
         print(json.dumps({name: _json_value(value) for name, value in results.items()}))
     else:
-        _print_table(results)
+        _print_table(results | ({} if video is None else {"video": str(video.path)}))
     return 0
 
 
