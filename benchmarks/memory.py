@@ -4,7 +4,7 @@
 
 Two trainings with the task's recipe, each in a process of its own on the CPU. The first runs a few iterations as they
 are and tells the most that the process ever had (``ru_maxrss``, imports included). The second runs many iterations of
-short rollouts and few passes, so that it comes to so many, and tells what it has after a tenth of them and at the end.
+short rollouts and few passes, so that it comes to so many, and tells what it has after each tenth of them.
 """
 
 import argparse
@@ -28,8 +28,8 @@ SHORT = {"num_steps_per_env": 2, "num_learning_epochs": 1}
 MIB = 2**20
 
 
-def measure(task: str, num_envs: int, agent: dict[str, Any], num_iterations: int) -> dict[str, float]:
-    """Train; return MiB after a tenth of the iterations, at the end, and the most there ever was."""
+def measure(task: str, num_envs: int, agent: dict[str, Any], num_iterations: int) -> tuple[float, list[float]]:
+    """Train; return the most MiB there ever were, and what there was after each tenth of the iterations."""
     from lockstep.distributed.torch_comm import SoloComm
     from lockstep.learn.torch.training import Training
     from lockstep.session.make_env import build_env
@@ -39,13 +39,12 @@ def measure(task: str, num_envs: int, agent: dict[str, Any], num_iterations: int
     prepare(config, 0)
     training = Training(config, build_env(config), SoloComm())
     process = psutil.Process()
-    early = 0.0
-    for iteration in range(num_iterations):
+    had = []
+    for iteration in range(1, num_iterations + 1):
         training.iterate()
-        if iteration + 1 == max(1, num_iterations // 10):
-            early = process.memory_info().rss / MIB
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
-    return {"early_mib": early, "end_mib": process.memory_info().rss / MIB, "peak_mib": peak}
+        if iteration % max(1, num_iterations // 10) == 0:
+            had.append(round(process.memory_info().rss / MIB, 1))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, had  # KiB on Linux
 
 
 def main() -> None:
@@ -61,16 +60,15 @@ def main() -> None:
     for name, (agent, num_iterations) in shapes.items():
         with context.Pool(1) as pool:
             found[name] = pool.apply(measure, (arguments.task, arguments.num_envs, agent, num_iterations))
-    grown = found["short"]["end_mib"] - found["short"]["early_mib"]
     about = describe()
     record = {
         "date": date.today().isoformat(),
         "command": shlex.join(["python", "benchmarks/memory.py", *sys.argv[1:]]),
         "task": arguments.task,
         "num_envs": arguments.num_envs,
-        "peak_mib": round(found["recipe"]["peak_mib"]),
-        "growth_mib": round(grown, 1),
+        "peak_mib": round(found["recipe"][0]),
         "iterations": arguments.iterations,
+        "mib_after_each_tenth": found["short"][1],
         "versions": about["versions"],
         "commit": about["git"]["lockstep"],
         "cpu": f"{about['hardware']['cpu']}, {about['hardware']['num_allowed_cores']} cores",
