@@ -120,6 +120,7 @@ def test_its_policy_is_loaded_and_played(whole: Path) -> None:
     assert played == lockstep.play(whole, 6, seed=3)
     assert 8 <= played["mean_return"] <= 12
     assert played["num_episodes"] == 6
+    assert Path(played["checkpoint"]) == whole / "checkpoints" / (whole / "checkpoints" / "latest").readlink()
 
 
 def test_a_new_run_starts_from_its_weights(whole: Path, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import explain, is_file, is_folder, require_place, sync_tree, unfinished
-from lockstep.core.run_directory import latest_checkpoint
 from lockstep.recipes.catalog import make_task
-from lockstep.session.policy import load_policy
+from lockstep.session.policy import checkpoint_of, load_policy
 
 if TYPE_CHECKING:
     from lockstep.session.deployed import DeployedPolicy
@@ -63,7 +62,7 @@ def export(path: str | Path, output: str | Path | None = None, formats: Sequence
     folder = Path(output) if output is not None else _default_folder(Path(path))
     require_place("output", folder.absolute())
     _check_nothing_stays(folder, formats)
-    checkpoint = latest_checkpoint(path) if is_file(Path(path) / "config.yaml") else Path(path)
+    checkpoint = checkpoint_of(path)
     policy = load_policy(checkpoint, "cpu")
     from lockstep.session.deployed import deploy, to_compare_with
     from lockstep.session.export_check import TOLERANCE, Check

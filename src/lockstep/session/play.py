@@ -11,13 +11,13 @@ from lockstep.recipes.catalog import make_task
 from lockstep.session.film import Filming
 from lockstep.session.framework import framework_of
 from lockstep.session.make_env import least_bytes
-from lockstep.session.policy import load_policy
+from lockstep.session.policy import checkpoint_of, load_policy
 from lockstep.session.process import check_memory, memory_errors_in_words
 from lockstep.session.video import Video, as_video
 
 
 def play(
-    checkpoint: Path,
+    checkpoint: str | Path,
     num_episodes: int = 64,
     seed: int | None = None,
     device: str = "auto",
@@ -26,7 +26,7 @@ def play(
     """Run whole episodes with the most likely actions, one per env, all at once.
 
     Args:
-        checkpoint: of any run.
+        checkpoint: of any run; a run directory stands for its newest.
         num_episodes: how many.
         seed: of the episodes' starts; None for the run's own.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
@@ -44,6 +44,7 @@ def play(
     """
     if num_episodes < 1:
         raise UsageError(f"num_episodes must be at least 1, not {num_episodes}")
+    checkpoint = checkpoint_of(checkpoint)  # what is loaded is what is reported
     policy = load_policy(checkpoint, device)
     update = {"device": device} | ({} if seed is None else {"seed": seed})
     config = merge(policy.config, update)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from lockstep.core.files import is_file
 from lockstep.core.run_directory import latest_checkpoint
 from lockstep.session.framework import framework_of_checkpoint
 
@@ -38,6 +39,15 @@ class Policy(Protocol):
         """
 
 
+def checkpoint_of(path: str | Path) -> Path:
+    """Return the newest checkpoint of a run directory; the path of anything else as it is.
+
+    Raises:
+        UsageError: the run directory has none.
+    """
+    return latest_checkpoint(path) if is_file(Path(path) / "config.yaml") else Path(path)
+
+
 def load_policy(path: str | Path, device: str = "auto") -> Policy:
     """Load the policy of a checkpoint, or of the newest checkpoint of a run directory.
 
@@ -46,7 +56,5 @@ def load_policy(path: str | Path, device: str = "auto") -> Policy:
     Raises:
         UsageError: no such checkpoint, damaged, or of a task that this installation doesn't have.
     """
-    path = Path(path)
-    if (path / "config.yaml").is_file():
-        path = latest_checkpoint(path)
+    path = checkpoint_of(path)
     return framework_of_checkpoint(path).load_policy(path, device)
