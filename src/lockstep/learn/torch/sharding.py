@@ -58,12 +58,15 @@ def _tensors(nest: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 
 def _pack(nest: Nest, device: torch.device) -> torch.Tensor:
     """Return ``(num_rows, row_bytes)`` uint8."""
-    columns = [
-        # The number of bytes is spelled out, since there may be no rows, or rows of nothing.
-        tensor.to(device).contiguous().flatten().view(torch.uint8).view(tensor.shape[0], _row_bytes(tensor))
-        for tensor in _tensors(nest)
-    ]
-    return torch.cat(columns, dim=1)
+    return torch.cat([_as_bytes(tensor.to(device)) for tensor in _tensors(nest)], dim=1)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    # A copy, not ``contiguous()``: that takes none or one row as it is, whatever the stride between rows, which may be
+    # 0 in what comes from numpy; and such a tensor can't be viewed as bytes.
+    flat = tensor.clone(memory_format=torch.contiguous_format).flatten()
+    # The number of bytes is spelled out, since there may be no rows, or rows of nothing.
+    return flat.view(torch.uint8).view(tensor.shape[0], _row_bytes(tensor))
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
