@@ -116,6 +116,19 @@ def test_no_file_of_another_policy_stays(
     assert (tmp_path / "out" / other).read_bytes() != b"old"
 
 
+@pytest.mark.parametrize("name", ["policy.onnx", "policy.pt", "policy.json"])
+def test_a_folder_in_a_files_place_is_found_before_anything_is_written(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch_checkpoint(tmp_path / "model_7.pt")
+    (tmp_path / "out" / name).mkdir(parents=True)
+    assert main(["export", "--checkpoint", "model_7.pt", "--output", "out"]) == 2
+    error = capsys.readouterr().err
+    assert f"out/{name} is a folder" in error
+    assert len(error.splitlines()) == 1
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [name]
+
+
 @pytest.fixture
 def file_size_limit() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -227,6 +240,22 @@ def test_onnx_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert main(["export", "--checkpoint", "model_7.pt", "--format", "TorchScript"]) == 0
     assert sorted(os.listdir("export")) == ["policy.json", "policy.pt"]  # noqa: PTH208
     assert json.loads((tmp_path / "export" / "policy.json").read_text())["files"] == ["policy.pt"]
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_package_that_cannot_be_imported_is_named(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch_checkpoint(tmp_path / "model_7.pt")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / f"{package}.py").write_text("raise OSError('no libgone.so.1\\nsought everywhere')")
+    monkeypatch.syspath_prepend(tmp_path / "broken")
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    assert main(["export", "--checkpoint", "model_7.pt"]) == 2
+    error = capsys.readouterr().err
+    assert f"needs {package}, which is installed but can't be imported (OSError: no libgone.so.1)" in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "export").exists()
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.core.errors import RunError, UsageError
+from lockstep.core.errors import RunError, UsageError, in_one_line
 from lockstep.core.files import explain, is_file, is_folder, require_place, sync_tree, unfinished
 from lockstep.recipes.catalog import make_task
 from lockstep.session.policy import checkpoint_of, load_policy
@@ -61,7 +61,7 @@ def export(path: str | Path, output: str | Path | None = None, formats: Sequence
     _check_formats(formats)
     folder = Path(output) if output is not None else _default_folder(Path(path))
     require_place("output", folder.absolute())
-    _check_nothing_stays(folder, formats)
+    _check_room(folder, formats)
     checkpoint = checkpoint_of(path)
     policy = load_policy(checkpoint, "cpu")
     from lockstep.session.deployed import deploy, to_compare_with
@@ -93,16 +93,32 @@ def _check_formats(formats: Sequence[str]) -> None:
             raise UsageError(f"format {name!r} is unknown; use {' or '.join(FORMATS)}, or both: {','.join(FORMATS)}")
     if not formats or len(set(formats)) < len(formats):
         raise UsageError(f"formats {','.join(formats)!r} must name each format once; use {','.join(FORMATS)}")
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None] if "onnx" in formats else []
+    if "onnx" in formats:
+        _check_packages()
+
+
+def _check_packages() -> None:
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
             f"format onnx needs {', '.join(missing)}, not installed here; install it with: pip install "
             "'lockstep-rl[onnx]', or use --format torchscript"
         )
+    for name in _PACKAGES:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a library that it lacks, one of another version, or whatever it raises itself
+            raise UsageError(
+                f"format onnx needs {name}, which is installed but can't be imported ({in_one_line(error)}); install "
+                "it anew, or use --format torchscript"
+            ) from error
 
 
-def _check_nothing_stays(folder: Path, formats: Sequence[str]) -> None:
-    """Refuse to put files beside those of another policy, which the new description would not be about."""
+def _check_room(folder: Path, formats: Sequence[str]) -> None:
+    """Refuse a folder where a file can't go, or where one of another policy would stay beside the new description."""
+    for name in (*(FORMATS[form] for form in formats), DESCRIPTION):
+        if is_folder(folder / name):
+            raise UsageError(f"{folder / name} is a folder, so no file; remove it, or choose another --output")
     for form in FORMATS.keys() - set(formats):
         path = folder / FORMATS[form]
         if is_file(path):
