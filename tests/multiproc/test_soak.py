@@ -1,4 +1,4 @@
-"""A short soak: whatever happens to whichever rank, the run goes on, the right one is blamed, and nothing is lost."""
+"""A short soak, with each kind of fault once: the run goes on, the right rank is blamed, and nothing is lost."""
 
 import random
 from pathlib import Path
@@ -16,9 +16,9 @@ NUM_ITERATIONS = 90
 @pytest.mark.parametrize(
     ("num_ranks", "restarts", "kinds"),
     [
-        (3, (100,), ("kill", "exception", "stop", "terminate")),
+        (3, (100,), ("kill", "stop", "terminate")),
         # The first launch ends with its first fault, and the second restarts.
-        (2, (0, 100), ("stop", "nan", "kill", "exception")),
+        (2, (0, 100), ("nan", "exception")),
     ],
     ids=["3 ranks", "2 ranks"],
 )
