@@ -16,7 +16,21 @@ from lockstep.session.make_env import build_env
 Step = tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, Any]]
 
 
-class SameEnv(VecEnv):
+class _Face(VecEnv):
+    """What both envs have alike: the counts of ``env``, by the names that rsl_rl knows them by."""
+
+    env: Any
+
+    @property
+    def num_steps(self) -> int:
+        return self.env.num_steps
+
+    @property
+    def episode_length_buf(self) -> torch.Tensor:
+        return self.env.episode_length
+
+
+class SameEnv(_Face):
     """The env that lockstep trains in; both groups hold the same numbers here, so the peer is handed one."""
 
     def __init__(self, workload: Workload) -> None:
@@ -28,14 +42,6 @@ class SameEnv(VecEnv):
         self.max_episode_length = config.env.max_episode_steps
         self.device, self.cfg = "cpu", {}
 
-    @property
-    def num_steps(self) -> int:
-        return self.env.num_steps
-
-    @property
-    def episode_length_buf(self) -> torch.Tensor:
-        return self.env.episode_length
-
     def get_observations(self) -> TensorDict:
         return TensorDict({"policy": self.env.observations["actor"]}, batch_size=[self.num_envs])
 
@@ -45,7 +51,7 @@ class SameEnv(VecEnv):
         return self.get_observations(), transition.reward, transition.done, extras
 
 
-class LeanEnv(VecEnv):
+class LeanEnv(_Face):
     """The same in as few torch operations as it needs; rsl_rl does not use final observations."""
 
     def __init__(self, workload: Workload) -> None:
@@ -53,14 +59,6 @@ class LeanEnv(VecEnv):
         self.num_envs, self.num_actions = workload.num_envs, NUM_ACTIONS
         self.max_episode_length = self.env.task.max_episode_steps
         self.device, self.cfg = "cpu", {}
-
-    @property
-    def num_steps(self) -> int:
-        return self.env.num_steps
-
-    @property
-    def episode_length_buf(self) -> torch.Tensor:
-        return self.env.episode_length
 
     def get_observations(self) -> TensorDict:
         return TensorDict({"policy": self.env.observations}, batch_size=[self.num_envs])
