@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from lockstep.core.config import Config
 from lockstep.envs.config import EnvConfig
 
+TRUNK_MASS = 5.204  # kg, as in model.xml
+
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Level = Annotated[float, Field(ge=0, le=1e3)]
 Scale = Annotated[float, Field(gt=0, le=1e3)]
@@ -100,6 +102,3 @@ class QuadrupedVelocityConfig(EnvConfig):
                 f"{TRUNK_MASS} kg"
             )
         return self
-
-
-TRUNK_MASS = 5.204  # kg, as in model.xml
