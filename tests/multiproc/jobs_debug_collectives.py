@@ -37,7 +37,11 @@ def follow(comm: GroupComm, script: list[Step], store: str, timeout_s: float) ->
     finally:
         answer["took_s"] = time.monotonic() - began
         checked.close()
-    return answer | {"results": results, "num_started": checked.num_started, "wait_s": checked.take_wait_s()}
+    return answer | {
+        "results": results,
+        "num_started": checked.num_started,
+        "wait_s": sum(wait.seconds for wait in checked.take_waits()),
+    }
 
 
 def perform(collectives: CheckedCollectives, operation: str, tensor: torch.Tensor, tag: str) -> Any:

@@ -11,7 +11,7 @@ import array_api_compat.torch
 import torch
 
 from lockstep.core.config import merge
-from lockstep.core.types import ActionSpace, Array, Comm, InitialState, Namespace, Observations, State, Task
+from lockstep.core.types import ActionSpace, Array, Comm, InitialState, Namespace, Observations, State, Task, Wait
 from lockstep.distributed.torch_collectives import Collectives
 from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.envs.config import EnvConfig
@@ -210,8 +210,8 @@ class ThreadCollectives(Collectives):
         gathered = self._exchange(tensor)
         return gathered if self.rank == 0 else None
 
-    def take_wait_s(self) -> float:
-        return 0.0
+    def take_waits(self) -> list[Wait]:
+        return []
 
     def _exchange(self, tensor: torch.Tensor) -> torch.Tensor:
         self.num_started += 1

@@ -99,8 +99,9 @@ def test_who_waits_in_vain_is_told_for_whom() -> None:
     comm = JaxComm(0, 2, 2, SharedStore(), timeout_s=0.1)
     with pytest.raises(RunError, match=f"^{LOST_A_RANK} placement: rank 1 has not come for 0 s"):
         comm.gather_text("here", "placement")
-    assert comm.take_wait_s() > 0.1
-    assert comm.take_wait_s() == 0.0
+    (wait,) = comm.take_waits()
+    assert (wait.tag, wait.num_bytes, wait.seconds > 0.1) == ("placement", len("here"), True)
+    assert comm.take_waits() == []
 
 
 def test_a_process_alone_gets_its_own_back() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstep.core.interrupts import StopReason
-from lockstep.core.types import FlatGradients
+from lockstep.core.types import FlatGradients, Wait
 from lockstep.distributed.torch_comm import SoloComm
 from lockstep.learn.torch import loop
 from lockstep.learn.torch.ppo import RIDERS, UpdateResult
@@ -110,9 +110,9 @@ class Waiting(SoloComm):
         self.waited_s += GRADIENTS_S
         super().mean_gradients_(gradients, meanwhile)
 
-    def take_wait_s(self) -> float:
+    def take_waits(self) -> list[Wait]:
         taken, self.waited_s = self.waited_s, 0.0
-        return taken
+        return [Wait("all", taken, 0)]
 
 
 class Notes:

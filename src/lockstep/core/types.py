@@ -249,6 +249,17 @@ class FlatGradients(Protocol):
         """Turn sums into means over all samples; called after the reduction."""
 
 
+class Wait(NamedTuple):
+    """One exchange between ranks, as one of them has seen it."""
+
+    tag: str
+    """What was exchanged."""
+    seconds: float
+    """For which this rank stood in it, waiting for others included."""
+    num_bytes: int
+    """Of this rank's own message."""
+
+
 class Peers(Protocol):
     """What a session sees of the other processes of the job, in any framework. A single process gets a real one too.
 
@@ -275,8 +286,8 @@ class Peers(Protocol):
     def log_to(self, folder: Path) -> None:
         """Say where the debug mode writes down what this process exchanged."""
 
-    def take_wait_s(self) -> float:
-        """Return the seconds this process spent in exchanges, waiting for others included, since the last call."""
+    def take_waits(self) -> list[Wait]:
+        """Return the exchanges of this process since the last call, in an order that is the same on all of them."""
 
     def close(self) -> None:
         """Leave the group."""

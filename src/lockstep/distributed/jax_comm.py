@@ -8,6 +8,7 @@ that is alone has a real object too, with a store of its own.
 import itertools
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +21,14 @@ from jax.experimental import multihost_utils
 from lockstep.core import beats
 from lockstep.core.errors import RunError
 from lockstep.core.outcome import LOST_A_RANK
+from lockstep.core.types import Wait
 from lockstep.distributed.main_process import run_on_main
 
 CHUNK_BYTES = 1 << 26
 """A broadcast travels in pieces of so many bytes at most, each of which is in memory twice."""
 
 _ARRAY = "array"
+_MAX_WAITS = 4096  # where nobody asks for them the oldest are forgotten
 _SLICE_S = 1.0
 """A wait is cut into pieces, between which Python can run a signal's handler."""
 
@@ -88,7 +91,7 @@ class JaxComm:
         self.rank, self.world_size, self.num_ranks = rank, world_size, num_ranks
         self._store, self._prefix, self._timeout_s, self._leave = store, prefix, timeout_s, leave
         self._numbers = itertools.count()
-        self._wait_s = 0.0
+        self._waits: deque[Wait] = deque(maxlen=_MAX_WAITS)
 
     def gather_text(self, text: str, tag: str) -> list[str]:
         """Return every process's text, in the order of processes, on every process.
@@ -101,7 +104,7 @@ class JaxComm:
             RunError: a process has ended, or has not come for so long.
         """
         number = next(self._numbers)
-        with self._waiting(tag):
+        with self._waiting(tag, len(text.encode())):
             self._store.set(self._key(number, self.rank), text)
             texts = [self._text_of(number, rank, tag) for rank in range(self.world_size)]
             # Whoever is in this exchange has read all texts of the one before.
@@ -134,8 +137,8 @@ class JaxComm:
             return _put_back(told, arrays)
         shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
         _find_arrays(told, shapes)
-        with self._waiting(tag), lost_processes_in_words(tag):
-            content = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+        content = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+        with self._waiting(tag, len(content)), lost_processes_in_words(tag):
             size = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in shapes)
             received = memoryview(_broadcast_bytes(content, size))
         place, found = 0, []
@@ -148,9 +151,10 @@ class JaxComm:
     def log_to(self, folder: Path) -> None:
         """There is no debug mode that would log anything: JAX compiles what travels, and checks it then."""
 
-    def take_wait_s(self) -> float:
-        """Return the seconds this process spent in these exchanges since the last call."""
-        taken, self._wait_s = self._wait_s, 0.0
+    def take_waits(self) -> list[Wait]:
+        """Return these exchanges since the last call; those inside compiled programs are not among them."""
+        taken = list(self._waits)
+        self._waits.clear()
         return taken
 
     def close(self) -> None:
@@ -171,13 +175,13 @@ class JaxComm:
         return text
 
     @contextmanager
-    def _waiting(self, tag: str) -> Iterator[None]:
+    def _waiting(self, tag: str, num_bytes: int) -> Iterator[None]:
         began = time.perf_counter()
         try:
             with beats.exchange(tag), lost_processes_in_words(tag):
                 yield
         finally:
-            self._wait_s += time.perf_counter() - began
+            self._waits.append(Wait(tag, time.perf_counter() - began, num_bytes))
 
 
 @contextmanager

@@ -4,14 +4,15 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from lockstep.core import beats
 from lockstep.core.outcome import LOST_A_RANK
-from lockstep.distributed.torch_direct import DirectExchange, Exchange
+from lockstep.core.types import Wait
+from lockstep.distributed.torch_direct import MAX_WAITS, DirectExchange, Exchange
 from lockstep.distributed.wording import torch_errors_in_words
 
 
@@ -82,12 +83,13 @@ class Collectives:
     def log_to(self, path: Path) -> None:
         """Do nothing: only the debug mode keeps a log."""
 
-    def take_wait_s(self) -> float:
-        """Return the seconds spent in operations since the last call, waiting for other ranks included.
+    def take_waits(self) -> list[Wait]:
+        """Return the operations since the last call, in an order that is the same on all ranks.
 
-        On a GPU it is the time that its stream stood in them; asking waits for the stream.
+        Their seconds include waiting for other ranks. On a GPU they are the time that its stream stood in them; asking
+        waits for the stream.
         """
-        return self._wait.take_s() + (0.0 if self._direct is None else self._direct.take_wait_s())
+        return self._wait.take() + ([] if self._direct is None else self._direct.take_waits())
 
     def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device.type == self.device.type else tensor.to(self.device)
@@ -107,46 +109,48 @@ class _WaitOnHost:
     """Time that the host stood still in operations."""
 
     def __init__(self) -> None:
-        self._total_s = 0.0
+        self._waits: deque[Wait] = deque(maxlen=MAX_WAITS)
 
-    def wait_for(self, work: dist.Work, tag: str) -> None:
+    def wait_for(self, work: dist.Work, tag: str, num_bytes: int) -> None:
         _RECENT.append(work)
         began = time.perf_counter()
         with beats.exchange(tag):
             work.wait()
-        self._total_s += time.perf_counter() - began
+        self._waits.append(Wait(tag, time.perf_counter() - began, num_bytes))
 
-    def take_s(self) -> float:
-        taken, self._total_s = self._total_s, 0.0
+    def take(self) -> list[Wait]:
+        taken = list(self._waits)
+        self._waits.clear()
         return taken
 
 
-_MAX_PAIRS = 4096  # more than there are exchanges in an iteration
+class _Pair(NamedTuple):
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+    tag: str
+    num_bytes: int
 
 
 class _WaitOnDevice:
-    """Time that the current CUDA stream stood still in operations, by events: the host never waits for it.
-
-    Where nobody asks for it, as in a script, the oldest of many operations are forgotten.
-    """
+    """Time that the current CUDA stream stood still in operations, by events: the host never waits for it."""
 
     def __init__(self) -> None:
-        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=_MAX_PAIRS)
+        self._pairs: deque[_Pair] = deque(maxlen=MAX_WAITS)
 
-    def wait_for(self, work: dist.Work, tag: str) -> None:
+    def wait_for(self, work: dist.Work, tag: str, num_bytes: int) -> None:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         work.wait()
         end.record()
-        self._pairs.append((begin, end))
+        self._pairs.append(_Pair(begin, end, tag, num_bytes))
         beats.exchanges_on_device(tag)  # whoever reads the result waits for it
 
-    def take_s(self) -> float:
+    def take(self) -> list[Wait]:
         if self._pairs:
-            self._pairs[-1][1].synchronize()
-        taken_ms: float = sum(begin.elapsed_time(end) for begin, end in self._pairs)
+            self._pairs[-1].end.synchronize()
+        taken = [Wait(pair.tag, pair.begin.elapsed_time(pair.end) / 1e3, pair.num_bytes) for pair in self._pairs]
         self._pairs.clear()
-        return taken_ms / 1e3
+        return taken
 
 
 class _DirectSum:
@@ -174,6 +178,6 @@ class _Pending:
     def wait(self) -> None:
         if self._work is not None:
             with _lost_ranks_in_words(self._tag):
-                self._wait.wait_for(self._work, self._tag)
+                self._wait.wait_for(self._work, self._tag, self._staged.nbytes)
         if self._staged is not self._target:
             self._target.copy_(self._staged)

@@ -10,7 +10,7 @@ import torch
 from lockstep.distributed.main_process import run_on_main
 
 if TYPE_CHECKING:
-    from lockstep.core.types import FlatGradients
+    from lockstep.core.types import FlatGradients, Wait
     from lockstep.distributed.torch_collectives import Collectives, Work
     from lockstep.distributed.torch_debug import CheckedCollectives
 
@@ -59,9 +59,9 @@ class SoloComm:
     def log_to(self, folder: Path) -> None:
         """Nothing is exchanged."""
 
-    def take_wait_s(self) -> float:
-        """Return 0: there is nobody to wait for."""
-        return 0.0
+    def take_waits(self) -> "list[Wait]":
+        """Return nothing: there is nobody to wait for."""
+        return []
 
     def close(self) -> None:
         """There is no group to leave."""
@@ -159,9 +159,9 @@ class GroupComm:
         """Let the debug mode, if it is on, write ``collectives_rank_<r>.log`` there."""
         self.collectives.log_to(folder / f"collectives_rank_{self.rank}.log")
 
-    def take_wait_s(self) -> float:
-        """Return the seconds spent in exchanges since the last call."""
-        return self.collectives.take_wait_s()
+    def take_waits(self) -> "list[Wait]":
+        """Return the exchanges since the last call."""
+        return self.collectives.take_waits()
 
     def close(self) -> None:
         """Leave the group."""

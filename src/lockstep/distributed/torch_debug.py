@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 
 from lockstep.core import beats
 from lockstep.core.errors import RunError, UsageError
+from lockstep.core.types import Wait
 from lockstep.distributed.torch_collectives import Collectives, Work
 from lockstep.distributed.wording import name_ranks
 
@@ -142,9 +143,9 @@ class CheckedCollectives:
         self._agree_on("gather", tensor, tag)
         return self._collectives.gather(tensor, tag)
 
-    def take_wait_s(self) -> float:
-        """Return the seconds spent in operations since the last call; agreeing on them does not count."""
-        return self._collectives.take_wait_s()
+    def take_waits(self) -> list[Wait]:
+        """Return the operations since the last call; the time of agreeing on them does not count."""
+        return self._collectives.take_waits()
 
     def close(self) -> None:
         """Tell ranks that still wait for this one that it has left, and close the log."""

@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import Store
 from lockstep.core import beats
 from lockstep.core.errors import RunError
 from lockstep.core.outcome import LOST_A_RANK
+from lockstep.core.types import Wait
 from lockstep.distributed.greeting import greeted_by, hello, new_token
 from lockstep.distributed.wording import name_ranks
 
@@ -34,6 +35,8 @@ MAX_BYTES = 160 * 1024
 
 _HEADER_BYTES = 128  # what follows is aligned for every type
 _BUFFER_BYTES = 4 * MAX_BYTES
+MAX_WAITS = 4096
+"""More than there are in an iteration: where nobody asks for them, as in a script, the oldest are forgotten."""
 _LONGEST_POLL_S = 60.0
 _LOOK_S = 0.1
 _SHORT_PAUSE_S = 0.002
@@ -56,7 +59,7 @@ class DirectExchange:
         self._neighbours = [_Neighbour(rank, other, sockets[other]) for other in sorted(sockets)]
         self._timeout_s = timeout_s
         self._num_started = 0
-        self._waited_s = 0.0
+        self._waits: deque[Wait] = deque(maxlen=MAX_WAITS)
         self._failure: RunError | None = None
         """Once an exchange has failed, nothing that arrives can be trusted any more."""
 
@@ -80,8 +83,13 @@ class DirectExchange:
                 neighbour.send()
         return Exchange(self, self._num_started, table, tensor, tag)
 
-    def finish(self, number: int, tag: str) -> None:
+    def finish(self, number: int, tag: str, num_bytes: int) -> None:
         """Wait until an exchange, and with it all before it, is over.
+
+        Args:
+            number: of the exchange.
+            tag: what it is for.
+            num_bytes: of this rank's message.
 
         Raises:
             RunError: a rank has ended, does not answer, or is in another exchange; from then on, always.
@@ -96,7 +104,7 @@ class DirectExchange:
             self._failure = error
             raise
         finally:
-            self._waited_s += time.monotonic() - began
+            self._waits.append(Wait(tag, time.monotonic() - began, num_bytes))
 
     def _finish(self, number: int, tag: str, deadline: float) -> None:
         waiting = self._neighbours
@@ -112,9 +120,10 @@ class DirectExchange:
                 return
             _wait_for(waiting, deadline, tag, self._timeout_s)
 
-    def take_wait_s(self) -> float:
-        """Return the seconds spent in ``finish`` since the last call."""
-        taken, self._waited_s = self._waited_s, 0.0
+    def take_waits(self) -> list[Wait]:
+        """Return the calls of ``finish`` since the last call of this."""
+        taken = list(self._waits)
+        self._waits.clear()
         return taken
 
     def close(self) -> None:
@@ -134,7 +143,7 @@ class Exchange:
 
     def wait(self) -> list[torch.Tensor]:
         """Return every rank's tensor, by rank."""
-        self._direct.finish(self._number, self._tag)
+        self._direct.finish(self._number, self._tag, self._table[0].numel() - _HEADER_BYTES)
         return [row[_HEADER_BYTES:].view(self._dtype).view(self._shape) for row in self._table]
 
 

@@ -1,13 +1,24 @@
 """What follows a training, and how a training ends: the same for every framework."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from lockstep.core.interrupts import StopReason
+from lockstep.core.types import Wait
 
 Metrics = dict[str, float | int | None]
 """As ``core.metrics`` takes them, and still open for more."""
 Status = Literal["finished"] | StopReason
+
+
+class OwnTimes(NamedTuple):
+    """What one process did in an iteration; for whoever measures it."""
+
+    phases_s: Mapping[str, float]
+    """Seconds by phase, without waits: ``rollout`` and ``update``, or ``step`` where the iteration is one program."""
+    waits: tuple[Wait, ...]
+    """Its exchanges with other ranks, in an order that is the same on all of them; empty where they can't be seen."""
 
 
 class Observer(Protocol):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.core.types import Comm
     from lockstep.envs.torch_env import TorchEnv
     from lockstep.learn.config import TrainConfig
-    from lockstep.learn.observer import Metrics, Observer, Status
+    from lockstep.learn.observer import Metrics, Observer, OwnTimes, Status
 
 LEARNERS: Registry[str] = Registry("algorithm")
 """Name to import string of a class ``(config, env, comm) -> SessionRunner``."""
@@ -70,6 +70,8 @@ class SessionRunner(Protocol):
 
     config: TrainConfig
     iteration: int
+    own_times: OwnTimes | None
+    """Of this process in the last iteration; None before the first, or where the learner does not tell."""
 
     @property
     def so_far(self) -> Metrics:

@@ -20,6 +20,7 @@ from lockstep.distributed.torch_sentinel import Sentinel
 from lockstep.distributed.torch_state import broadcast_value, require_plain, tensors_of
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.config import TrainConfig
+from lockstep.learn.observer import OwnTimes
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.loop import Observer, Status
 from lockstep.learn.torch.reporting import Metrics
@@ -41,7 +42,10 @@ class UserRunner:
         iteration: the last that was recorded.
         env_steps: of all ranks, so far.
         wall_s: seconds of training so far, earlier attempts included.
+        own_times: None: a runner does not tell.
     """
+
+    own_times: OwnTimes | None = None
 
     def __init__(self, kind: type, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
         self.iteration, self.env_steps, self.wall_s = 0, 0, 0.0

@@ -24,7 +24,7 @@ from lockstep.learn.jax.algorithm import Algorithm, HasWeights, PyTree, TrainSta
 from lockstep.learn.jax.nests import from_nest, plain_shapes, to_nest, with_keys
 from lockstep.learn.jax.reporting import SIGNALS, Packer, agree, own_signals, step_times
 from lockstep.learn.jax.tracing import require_pair, require_same, require_state
-from lockstep.learn.observer import Metrics, NonFiniteError, no_clock, nobody_asks
+from lockstep.learn.observer import Metrics, NonFiniteError, OwnTimes, no_clock, nobody_asks
 
 STATE = TrainState(REPLICATED, SHARDED)
 """How the state of an algorithm lies on the mesh."""
@@ -48,6 +48,7 @@ class Training:
         state: of the algorithm, global arrays. The next iteration takes their memory.
         stop_agreed: why all ranks stop after this iteration, or None.
         save_agreed: whether rank 0's clock asked for a checkpoint of this iteration.
+        own_times: what this process did in this iteration; None before the first.
 
     Raises:
         UsageError: the algorithm breaks its protocol; it is told how.
@@ -76,6 +77,7 @@ class Training:
         self.wall_s = 0.0  # seconds of training so far, earlier attempts included
         self.stop_agreed: StopReason | None = None
         self.save_agreed = False
+        self.own_times: OwnTimes | None = None
         self._step_s = 0.0  # of the last iteration of this process
         self._compile_all(evaluation_env is not None)
 
@@ -156,6 +158,7 @@ class Training:
         with beats.exchange(beats.DEVICE):
             found = self._numbers.unpack(self.ranks.to_host(numbers))
         self._step_s = time.perf_counter() - began
+        self.own_times = OwnTimes({"step": self._step_s}, ())
         self.stop_agreed, self.save_agreed = agree(found.signals)
         if num_local == self.ranks.num_ranks:
             self.stop_agreed = self.stop_agreed or stop_requested()

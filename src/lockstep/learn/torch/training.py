@@ -15,7 +15,7 @@ from lockstep.core.types import Comm
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.config import PpoConfig, TrainConfig
 from lockstep.learn.observer import NonFiniteError as NonFiniteError
-from lockstep.learn.observer import no_clock, nobody_asks
+from lockstep.learn.observer import OwnTimes, no_clock, nobody_asks
 from lockstep.learn.resuming import (
     incomplete_in_words,
     require_iterations,
@@ -58,6 +58,7 @@ class Training:
     Attributes:
         stop_agreed: why all ranks stop after this iteration, or None.
         save_agreed: whether rank 0's clock asked for a checkpoint of this iteration.
+        own_times: what this rank did in this iteration; None before the first.
     """
 
     def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
@@ -75,6 +76,7 @@ class Training:
         self.wall_s = 0.0  # seconds of training so far, earlier attempts included
         self.stop_agreed: StopReason | None = None
         self.save_agreed = False
+        self.own_times: OwnTimes | None = None
         comm.broadcast_(self.replicated_state(), "initial state")
 
     @property
@@ -100,7 +102,7 @@ class Training:
         Raises:
             NonFiniteError: nothing was changed from the first bad minibatch on.
         """
-        self.comm.take_wait_s()  # of evaluations and checkpoints, which are no part of an iteration
+        self.comm.take_waits()  # those of evaluations and checkpoints, which are no part of an iteration
         beats.at_iteration(self.iteration)
         beats.enter("rollout")
         began = time.perf_counter()
@@ -113,10 +115,13 @@ class Training:
         samples = self.learner.prepare(self.rollout, self.env.observations["critic"], start)
         result = self.learner.update(samples, start, self.iteration)
         self._wait_for_device()
-        wait_s = self.comm.take_wait_s()
+        waits = self.comm.take_waits()
+        wait_s = sum(wait.seconds for wait in waits)
+        rollout_s, update_s = collected - began, time.perf_counter() - collected - wait_s
+        self.own_times = OwnTimes({"rollout": rollout_s, "update": update_s}, tuple(waits))
         own = OwnIteration(
             num_steps=self.rollout.rewards.numel(),
-            times_s=(collected - began, time.perf_counter() - collected - wait_s, wait_s),
+            times_s=(rollout_s, update_s, wait_s),
             stop=stop_requested(),
             save_due=save_due(),
         )
