@@ -88,6 +88,32 @@ class Frame(NamedTuple):
     """Whether an episode begins here."""
 
 
+class Stepper(Protocol):
+    """Steps this process's envs with random actions, which depend on the seed and the global env id alone."""
+
+    num_envs: dict[int, int]
+    """Global rank to its number of envs, for each rank of this process."""
+    env: Any
+    """The framework's env."""
+    compile_s: float | None
+    """Seconds that compiling has taken so far; None where nothing is compiled as a whole."""
+
+    def step(self, num_steps: int) -> dict[int, float]:
+        """Run so many env steps of every env, and return when they are done.
+
+        Returns:
+            For each rank of this process the seconds until its own last step was done, without compiling; drawing the
+            actions is part of it.
+        """
+
+    def states(self) -> dict[str, np.ndarray]:
+        """Return a copy of what can be seen of this process's envs, on the host, a row for each env.
+
+        Returns:
+            ``env_ids`` (global, ascending), ``qpos``, ``qvel``, ``sensordata`` and ``observations/<group>``.
+        """
+
+
 class Framework(Protocol):
     """All that differs between frameworks in the life of a run. Every rank calls the same methods in the same order."""
 
@@ -138,6 +164,22 @@ class Framework(Protocol):
 
         Raises:
             UsageError: the config asks for what can't be.
+        """
+
+    def make_stepper(self, config: TrainConfig, team: Team, resources: ExitStack) -> Stepper:
+        """Return this process's envs of a benchmark, reset; they are closed with ``resources``.
+
+        Raises:
+            UsageError: the config asks for what can't be.
+        """
+
+    def make_apart(self, config: TrainConfig, team: Team, resources: ExitStack) -> Learner | None:
+        """Return a training of this process's ranks alone, whose iterations tell what they need without the others.
+
+        Its runner has ``iterate()``, which runs one iteration. It takes the memory of another training.
+
+        Returns:
+            None for a process that is alone, or where exchanges are timed one by one anyway.
         """
 
     def load(self, path: Path) -> Content:

@@ -19,7 +19,7 @@ from lockstep.distributed.topology import require_distributed
 from lockstep.learn.jax import checkpoint
 from lockstep.learn.jax.algorithm import Algorithm
 from lockstep.learn.jax.loop import JaxRunner
-from lockstep.session.framework import Content, Episodes, Frame, Learner, Team, count_ranks
+from lockstep.session.framework import Content, Episodes, Frame, Learner, Stepper, Team, count_ranks
 from lockstep.session.jax_envs import build_env, check_room, platform_of
 from lockstep.session.placement import compare, describe_rank
 from lockstep.session.process import keep_large_buffers, seed_plain_generators
@@ -121,6 +121,21 @@ class JaxFramework:
             evaluation_env = build_env(config, platform, resources, "evaluation", env.task)
         training = _Runner(config, algorithm_of(config), env, evaluation_env, ranks, comm)
         return Learner(training, env.engine)
+
+    def make_stepper(self, config: TrainConfig, team: Team, resources: ExitStack) -> Stepper:
+        """Build the envs, once for all devices of this process."""
+        from lockstep.session.jax_random import JaxStepper
+
+        ranks: RankMesh = team.mesh
+        env = build_env(config, platform_of(ranks), resources)
+        check_room(config, env, ranks)
+        return JaxStepper(config, env, ranks, resources)
+
+    def make_apart(self, config: TrainConfig, team: Team, resources: ExitStack) -> Learner | None:
+        """Build a training on the mesh of this process's own devices."""
+        from lockstep.session.jax_apart import make_apart
+
+        return make_apart(config, team, resources, algorithm_of(config))
 
     def load(self, path: Path) -> Content:
         """Read a checkpoint folder."""

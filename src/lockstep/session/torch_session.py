@@ -12,12 +12,13 @@ from lockstep.distributed.torch_group import join
 from lockstep.learn.config import split_evenly
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.evaluation import evaluate
-from lockstep.session.framework import Content, Episodes, Frame, Learner, Team
+from lockstep.session.framework import Content, Episodes, Frame, Learner, Stepper, Team
 from lockstep.session.make_env import build_env, build_share, resolve_device
 from lockstep.session.placement import compare, describe_rank
 from lockstep.session.process import prepare, seed_generators
 from lockstep.session.runner import check_learner, check_runner, make_runner
 from lockstep.session.torch_policy import TorchPolicy, load_policy
+from lockstep.session.torch_random import TorchStepper
 
 if TYPE_CHECKING:
     from lockstep.core.types import Comm
@@ -80,6 +81,15 @@ class TorchFramework:
             share = build_share(config, shares, comm.rank, "evaluation", env.task)
             evaluation_env = resources.enter_context(closing(share))
         return Learner(make_runner(config, env, comm), env.engine, evaluation_env)
+
+    def make_stepper(self, config: TrainConfig, team: Team, resources: ExitStack) -> Stepper:
+        """Build this rank's share of the envs."""
+        shares = config.envs_by_rank(team.comm.world_size)
+        env = resources.enter_context(closing(build_share(config, shares, team.comm.rank)))
+        return TorchStepper(env, team.comm.rank, config.seed)
+
+    def make_apart(self, config: TrainConfig, team: Team, resources: ExitStack) -> None:
+        """Return None: exchanges are timed one by one."""
 
     def load(self, path: Path) -> Content:
         """Read a checkpoint file."""
