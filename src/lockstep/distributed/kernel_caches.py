@@ -41,6 +41,15 @@ def assign(environment: MutableMapping[str, str], local_rank: int) -> None:
             environment[variable] = str(folder / name)
 
 
+def below(folder: Path) -> dict[str, str]:
+    """Return the variables that point every kernel compiler at a folder of its own below this one; none is made.
+
+    Args:
+        folder: absolute, and no other process's.
+    """
+    return {variable: str(folder / name) for variable, name in _VARIABLES.items()}
+
+
 def folder_of(compiler: str, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return a folder for the kernels of one compiler that no other living process has; None if none can be had.
 
