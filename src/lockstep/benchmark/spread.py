@@ -7,7 +7,7 @@ import numpy as np
 from lockstep.benchmark.schema import Spread, Use
 
 
-def spread_of(values: Sequence[float]) -> Spread:
+def spread_of(values: "Sequence[float] | np.ndarray") -> Spread:
     """Return the spread of at least one value; percentiles are interpolated between neighbours (numpy's default)."""
     array = np.asarray(values, dtype=np.float64)
     p10, median, p90 = np.percentile(array, (10, 50, 90))
@@ -23,6 +23,6 @@ def spread_of(values: Sequence[float]) -> Spread:
     )
 
 
-def use_of(values: Sequence[float]) -> Use | None:
+def use_of(values: "Sequence[float] | np.ndarray") -> Use | None:
     """Return mean and peak; None of no value."""
     return Use(mean=float(np.mean(values)), peak=float(np.max(values))) if len(values) else None

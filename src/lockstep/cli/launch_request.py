@@ -53,6 +53,8 @@ _OWN_FLAGS = {
     "coordinator_address": Takes.ONE,
     "script": Takes.ONE,
 }
+TRAIN = ("train",)
+"""The command that each rank runs if nothing else is asked for."""
 _ALL_GPUS = ("all", "auto", "gpu")  # the latter two are torchrun's words
 _MAX_RANKS_PER_NODE = 1024
 
@@ -105,8 +107,21 @@ def options_of(own: Arguments) -> Options:
     )
 
 
-def work_of(words: Words, options: Options, gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Work:
+def work_of(
+    words: Words,
+    options: Options,
+    gpus: Sequence[Gpu],
+    environment: Mapping[str, str],
+    command: Sequence[str] = TRAIN,
+) -> Work:
     """Return what each rank runs, after checking it as ``lockstep train`` would.
+
+    Args:
+        words: of the command line.
+        options: of the launcher.
+        gpus: what ``find_gpus`` returned.
+        environment: of the launcher.
+        command: of lockstep that takes the words of a training; any but ``TRAIN`` saves nothing when it is stopped.
 
     Raises:
         UsageError: whatever is wrong with it.
@@ -122,9 +137,10 @@ def work_of(words: Words, options: Options, gpus: Sequence[Gpu], environment: Ma
     config = request.config
     _require_count(words, options, request)
     return Work(
-        words=("-m", "lockstep", "train", *words.train),
+        words=("-m", "lockstep", *command, *words.train),
         device=config.device,
-        has_phases=not config.runner,
+        has_phases=tuple(command) == TRAIN and not config.runner,
+        saves=tuple(command) == TRAIN,
         envs_by_rank=_envs_by_process(config, world_size),
         fewest_envs=_fewest_envs(words, num_ranks, rendezvous),
         has_coordinator=_has_coordinator(options, config),

@@ -27,6 +27,8 @@ commands:
   play             run a trained policy        lockstep play --run logs/cartpole_balance/<run>
   export           write it as ONNX            lockstep export --run logs/cartpole_balance/<run>
   tasks            list the tasks              lockstep tasks
+  benchmark        measure, scale, compare     lockstep benchmark training cartpole_balance
+  report           a page of runs and results  lockstep report logs/cartpole_balance/<run>
 
   lockstep COMMAND --help                      what a command takes
   lockstep train TASK --help                   every setting of a task, with its default
@@ -35,9 +37,10 @@ commands:
 exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration, 75 preempted, 130 interrupted
 """
 
-_COMMANDS = {name: f"lockstep.cli.{name}" for name in ("train", "train_multigpu", "slurm", "play", "export", "tasks")}
+_NAMES = ("train", "train_multigpu", "slurm", "play", "export", "tasks", "benchmark", "report")
+_COMMANDS = {name: f"lockstep.cli.{name}" for name in _NAMES}
 _MAX_WORD = 600
-_LATER = ("report", "doctor", "benchmark")
+_LATER = ("doctor",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +100,7 @@ def _unknown(command: str, name: str) -> UsageError:
     known = ", ".join(_COMMANDS)
     if not command:
         return UsageError(f"no command is given; there are {known} (lockstep --help)")
-    if name in _LATER or name.startswith("benchmark_"):
+    if name in _LATER:
         return UsageError(f"'{name}' comes in a later version; this one has {known}")
     if command.startswith("-"):
         return UsageError(f"the command comes first, as in lockstep train TASK, not {command!r}; there are {known}")

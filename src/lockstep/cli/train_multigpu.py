@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from lockstep.cli.arguments import asks_for_help, switched_on
 from lockstep.cli.usage import MULTIGPU_HELP
-from lockstep.core.gpu_mask import find_gpus
+from lockstep.core.gpu_mask import Gpu, find_gpus
 from lockstep.launch.describe import concerns, describe
 from lockstep.launch.devices import use_of
 from lockstep.launch.local import launch
-from lockstep.launch.plan import Plan, check_surroundings, make_plan
+from lockstep.launch.plan import Options, Plan, Work, check_surroundings, make_plan
 from lockstep.launch.screen import shows_on
 
 
@@ -23,10 +23,24 @@ def main(argv: Sequence[str]) -> int:
 
     words = split(argv)
     options = options_of(words.own)
-    dry_run = switched_on(words.own, "dry_run")
     check_surroundings()
     gpus = find_gpus()
-    plan = make_plan(options, work_of(words, options, gpus, os.environ), gpus)
+    return start(options, work_of(words, options, gpus, os.environ), gpus, switched_on(words.own, "dry_run"))
+
+
+def start(options: Options, work: Work, gpus: Sequence[Gpu], dry_run: bool) -> int:
+    """Launch ranks, or show what would be launched, and return the exit code.
+
+    Args:
+        options: of the launcher.
+        work: what each rank runs.
+        gpus: what ``find_gpus`` returned.
+        dry_run: only show it.
+
+    Raises:
+        UsageError: whatever can't work.
+    """
+    plan = make_plan(options, work, gpus)
     if dry_run:
         _show(plan)
         return 0

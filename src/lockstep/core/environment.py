@@ -71,9 +71,20 @@ def gpus() -> list[dict[str, Any]]:
     ]
 
 
-def allowed_cores(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Return how many cores this process may keep busy: CPU affinity and cgroup quota, rounded up, at least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def allowed_cores(
+    cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup"), pid: int = 0
+) -> int:
+    """Return how many cores a process may keep busy: CPU affinity and cgroup quota, rounded up, at least 1.
+
+    Args:
+        cgroup_root: where control groups are.
+        membership: says which of them this process is in.
+        pid: of a process in the same groups; 0 for this one.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    affinity = len(os.sched_getaffinity(pid)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for group in _cpu_groups(cgroup_root, membership) if (quota := _cpu_quota(group)) is not None]
     return max(1, min([affinity, *(math.ceil(quota) for quota in quotas)]))
 

@@ -245,6 +245,9 @@ class _Launch:
         elif pid is None or pid != self._trained:  # else it is through, and on its way out
             self._forced_code = EXIT_CODES["interrupted" if number == signal.SIGINT else "preempted"]
             run = read_run(self._plan.attempt_dir)
+            if not self._plan.work.saves:
+                self._say("lockstep: stopped; nothing is left of it", True)
+                return
             when = "before training began; nothing was saved" if run is None else f"between two starts of {run}"
             self._say(f"lockstep: stopped {when}", True)
 

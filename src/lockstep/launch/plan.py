@@ -73,6 +73,8 @@ class Work:
     """Of the whole job, at its most nodes, for each process; None if it is the script's own affair."""
     fewest_envs: int | None = None
     """Of the whole job, if it starts on its fewest nodes; None if it is not elastic."""
+    saves: bool = True
+    """Whether a rank that is asked to stop has something to save first."""
     has_coordinator: bool = False
     """Whether its processes meet at a coordinator of their own, as those of JAX do."""
     warnings: tuple[str, ...] = ()

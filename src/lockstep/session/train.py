@@ -68,17 +68,17 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
         UsageError: whatever can't work, found before anything is written.
         RunError: the training failed; ``progress.json`` says why.
     """
-    framework = _check(config, checkpoint, resume)
+    framework = check_start(config, checkpoint, resume)
     heartbeat.begin()
     with beats.training(), ExitStack() as resources:
         resources.enter_context(framework.running())
-        team = _join(framework, config, resources)
+        team = join_team(framework, config, resources)
         comm = team.comm
         request = resources.enter_context(watch())  # from here on a signal loses nothing
         resources.enter_context(ending_in_time())
         found = look(config, resume, comm)
         config = found.fit(config, comm.num_ranks)
-        shares = _checked_shares(config, comm.num_ranks)
+        shares = checked_shares(config, comm.num_ranks)
         _check_renderer(config, found, comm)
         resources.enter_context(memory_errors_in_words(max(shares)))
         framework.prepare(config, comm.rank)
@@ -122,8 +122,12 @@ def _in_words(config: TrainConfig, num_envs: int, team: Team, engine: object, pa
     )
 
 
-def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> Framework:
-    """Check whatever can be before the processes have met; return the framework."""
+def check_start(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = None) -> Framework:
+    """Check whatever can be before the processes have met; return the framework.
+
+    Raises:
+        UsageError: what is asked for can't be.
+    """
     if checkpoint is not None and isinstance(resume, Path):
         raise UsageError("checkpoint and resume exclude each other: one starts a new run, the other continues one")
     check_offered(config)
@@ -135,12 +139,12 @@ def _check(config: TrainConfig, checkpoint: Path | None, resume: Resume) -> Fram
     framework.check(config, world_size)
     check_processes(config, world_size)
     if num_ranks is not None:
-        _checked_shares(config, num_ranks)
+        checked_shares(config, num_ranks)
     require_logger(config.logger)
     return framework
 
 
-def _checked_shares(config: TrainConfig, num_ranks: int) -> tuple[int, ...]:
+def checked_shares(config: TrainConfig, num_ranks: int) -> tuple[int, ...]:
     """Return each rank's share of the envs, once the task is known to train on so many ranks."""
     check_distributed(config, num_ranks)
     return config.envs_by_rank(num_ranks)
@@ -155,7 +159,7 @@ def _check_renderer(config: TrainConfig, found: Found, comm: Peers) -> None:
         comm.on_main(lambda: check_rendering(config, timeout_s), "renderer")
 
 
-def _join(framework: Framework, config: TrainConfig, resources: ExitStack) -> Team:
+def join_team(framework: Framework, config: TrainConfig, resources: ExitStack) -> Team:
     """Return those who train together, met before any scene is built; they part when ``resources`` ends."""
     team = framework.join(config)
 

@@ -1,0 +1,187 @@
+"""What this process uses while it is measured, and what else is busy on its cores: sampled in a thread of its own."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import psutil  # type: ignore[import-untyped]
+
+from lockstep.benchmark.schema import Record
+
+INTERVAL_S = 0.5
+_MAX_SHARE = 0.002  # of this process's time, for taking samples
+
+
+class Sample(NamedTuple):
+    """The state of this process at one time. Times are sums since something began: only differences say anything."""
+
+    at_s: float
+    cpu_s: float  # of all threads
+    delay_s: float | None  # for which threads of this process were ready to run, and something else had the core
+    busy_s: float  # of the cores that this process may run on, whoever kept them busy
+    memory_bytes: int
+    gpus: tuple[tuple[float, float], ...]  # of each GPU of this process: percent of its time, bytes in use
+
+
+class Interval(Record):
+    """What was used from one sample to the next."""
+
+    seconds: float
+    cpu_s: float
+    delay_s: float | None
+    busy_s: float
+    memory_bytes: int
+    gpu_percent: tuple[float, ...]
+    gpu_memory_bytes: tuple[float, ...]
+
+
+class Threads:
+    """CPU time and run delay of all threads of this process, those that have ended since included.
+
+    Linux keeps for each thread how long it has run and how long it was ready to run without getting a core
+    (``/proc/<pid>/task/<tid>/schedstat``, Documentation/scheduler/sched-stats.rst, in nanoseconds).
+    """
+
+    def __init__(self, folder: Path = Path("/proc/self/task")) -> None:
+        self._folder = folder
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def read(self) -> tuple[float, float] | None:
+        """Return seconds on a core and seconds of delay since the threads began; None where nobody counts."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._folder):  # noqa: PTH208 - iterdir() would make a Path of each
+                with contextlib.suppress(OSError, ValueError):
+                    on_core, delay, _ = (self._folder / name / "schedstat").read_text().split()
+                    self._seen[name] = int(on_core), int(delay)
+        if not self._seen:
+            return None
+        on_core, delay = (sum(column) for column in zip(*self._seen.values(), strict=True))
+        return on_core / 1e9, delay / 1e9
+
+
+@dataclass
+class Sampler:
+    """Takes samples at the beginning and the end, and every ``INTERVAL_S`` in between; a context manager.
+
+    Args:
+        cores: that this process may run on; None for all.
+        gpu_uuids: of its GPUs.
+    """
+
+    cores: Sequence[int] | None
+    gpu_uuids: Sequence[str] = ()
+    samples: list[Sample] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._process, self._threads = psutil.Process(), Threads()
+        self._gpus = _Gpus(self.gpu_uuids)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lockstep-resources", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.samples.append(self.sample())
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.samples.append(self.sample())
+        self._gpus.close()
+
+    def sample(self) -> Sample:
+        """Return how it is now."""
+        times = self._threads.read()
+        return Sample(
+            at_s=time.perf_counter(),
+            cpu_s=time.process_time(),
+            delay_s=None if times is None else times[1],
+            busy_s=_busy_s(self.cores),
+            memory_bytes=self._process.memory_info().rss,
+            gpus=self._gpus.read(),
+        )
+
+    def intervals(self) -> list[Interval]:
+        """Return what was used between the samples so far."""
+        pairs = zip(self.samples, self.samples[1:], strict=False)
+        return [_between(before, after) for before, after in pairs if after.at_s > before.at_s]
+
+    def _run(self) -> None:
+        pause_s = INTERVAL_S
+        while not self._ended.wait(pause_s):
+            began = time.thread_time()
+            self.samples.append(self.sample())
+            pause_s = max(INTERVAL_S, (time.thread_time() - began) / _MAX_SHARE)
+
+
+def _between(before: Sample, after: Sample) -> Interval:
+    no_delay = before.delay_s is None or after.delay_s is None
+    return Interval(
+        seconds=after.at_s - before.at_s,
+        cpu_s=max(0.0, after.cpu_s - before.cpu_s),
+        delay_s=None if no_delay else max(0.0, (after.delay_s or 0.0) - (before.delay_s or 0.0)),
+        busy_s=max(0.0, after.busy_s - before.busy_s),
+        memory_bytes=after.memory_bytes,
+        gpu_percent=tuple(percent for percent, _ in after.gpus),
+        gpu_memory_bytes=tuple(num_bytes for _, num_bytes in after.gpus),
+    )
+
+
+def _busy_s(cores: Sequence[int] | None) -> float:
+    """Return the seconds for which cores were busy since the system began."""
+    by_core = psutil.cpu_times(percpu=True)
+    chosen = range(len(by_core)) if cores is None else [core for core in cores if core < len(by_core)]
+    return sum(_busy(by_core[core]) for core in chosen)
+
+
+def _busy(times: Any) -> float:
+    # Guests are in user time already; time that the host has given to other machines is nobody's here.
+    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return float(sum(times) - idle - guests)
+
+
+class _Gpus:
+    """The GPUs of this process, asked through NVML by UUID: its index is not CUDA's."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        self._handles: list[Any] = []
+        self._close: Callable[[], None] = lambda: None
+        if not uuids:
+            return
+        import pynvml  # type: ignore[import-untyped]
+
+        self._nvml = pynvml
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            self._close = pynvml.nvmlShutdown
+            self._handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()) for uuid in uuids]
+
+    def read(self) -> tuple[tuple[float, float], ...]:
+        return tuple((self._percent(handle), self._memory(handle)) for handle in self._handles)
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._close()
+
+    def _percent(self, handle: Any) -> float:
+        with contextlib.suppress(self._nvml.NVMLError):
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return 0.0
+
+    def _memory(self, handle: Any) -> float:
+        with contextlib.suppress(self._nvml.NVMLError):
+            for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == os.getpid() and process.usedGpuMemory:
+                    return float(process.usedGpuMemory)
+        with contextlib.suppress(self._nvml.NVMLError):
+            return float(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        return 0.0

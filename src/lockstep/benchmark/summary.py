@@ -1,0 +1,65 @@
+"""A bundle in a few lines, for the terminal."""
+
+from collections.abc import Iterator
+
+from lockstep.benchmark.schema import Bundle, Runtime, Startup
+from lockstep.benchmark.units import duration, quantity
+
+
+def lines_of(bundle: Bundle) -> Iterator[str]:
+    """Yield what a bundle says most of all."""
+    run = bundle.run
+    nodes = f" on {bundle.num_nodes} nodes" if bundle.num_nodes > 1 else ""
+    ranks = f"{bundle.world_size} rank{'s' if bundle.world_size > 1 else ''}{nodes}"
+    yield f"{bundle.kind}: {run.task}, {run.ml_framework}, {ranks}, {_envs(bundle)}, on {run.device}"
+    if bundle.runtime is not None:
+        yield from _runtime(bundle.runtime)
+    if bundle.startup is not None:
+        yield from _startup(bundle.startup)
+    if bundle.world_size > 1 and bundle.runtime is not None:
+        yield _ranks(bundle)
+    for finding in bundle.findings:
+        yield finding.words
+
+
+def _envs(bundle: Bundle) -> str:
+    shares = bundle.num_envs_per_rank
+    if isinstance(shares, int):
+        return f"{shares} envs per rank" if bundle.world_size > 1 else f"{shares} envs"
+    return f"{bundle.total_envs} envs ({','.join(map(str, shares))})"
+
+
+def _runtime(runtime: Runtime) -> Iterator[str]:
+    one = runtime.iteration_s
+    yield (
+        f"  {runtime.steps_per_s:,.0f} env steps/s: {quantity(runtime.env_steps, '')} env steps in "
+        f"{duration(runtime.wall_s)} ({runtime.iterations} iterations, after {runtime.warm_up.iterations} to warm up "
+        f"in {duration(runtime.warm_up.wall_s)})"
+    )
+    yield (
+        f"  iteration {duration(one.mean)} on average; median {duration(one.median)}, p10 {duration(one.p10)}, "
+        f"p90 {duration(one.p90)}"
+    )
+    if runtime.split is not None:
+        total = sum(runtime.split.model_dump().values()) or 1.0
+        parts = {
+            "compute": runtime.split.compute_s,
+            "cores taken by others": runtime.split.contention_s,
+            "waiting for stragglers": runtime.split.straggler_wait_s,
+            "communication": runtime.split.communication_s,
+        }
+        yield "  " + ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in parts.items())
+
+
+def _startup(startup: Startup) -> Iterator[str]:
+    for phase in startup.phases:
+        cold = "" if phase.cold_s is None else f"  cold {duration(phase.cold_s.most):>8}"
+        warm = "" if phase.warm_s is None else f"  warm {duration(phase.warm_s.median):>8}"
+        yield f"  {phase.name:<16}{cold}{warm}"
+
+
+def _ranks(bundle: Bundle) -> str:
+    slowest = bundle.ranks[bundle.slowest_rank]
+    spread = bundle.compute_spread
+    between = "" if spread is None else f"; ranks compute {duration(spread.least)} to {duration(spread.most)}"
+    return f"  slowest: rank {slowest.rank} on {slowest.host} ({slowest.device}){between}"
