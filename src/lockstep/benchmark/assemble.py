@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -121,14 +121,30 @@ def run_of(job: Job, device: str) -> Run:
     )
 
 
-def number_nodes(reports: Sequence[ProcessReport]) -> dict[int, int]:
+class Place(Protocol):
+    """Where a process runs."""
+
+    @property
+    def process(self) -> int:
+        """Its number."""
+
+    @property
+    def node(self) -> int | None:
+        """As torchrun numbers nodes."""
+
+    @property
+    def hardware(self) -> NodeHardware:
+        """Of its node."""
+
+
+def number_nodes(reports: Sequence[Place]) -> dict[int, int]:
     """Return the number of each process's node, from 0 on in the order of processes."""
     names = [(report.node, report.hardware.host) for report in reports]
     order = list(dict.fromkeys(names))
     return {report.process: order.index(name) for report, name in zip(reports, names, strict=True)}
 
 
-def hardware_of(reports: Sequence[ProcessReport], nodes: dict[int, int]) -> tuple[NodeHardware, ...]:
+def hardware_of(reports: Sequence[Place], nodes: dict[int, int]) -> tuple[NodeHardware, ...]:
     """Return every node, as its first process has described it."""
     first = {nodes[report.process]: report for report in reversed(reports)}
     return tuple(first[node].hardware.model_copy(update={"node": node}) for node in sorted(first))
@@ -214,15 +230,20 @@ def _rank_figures(rank: OwnRank, report: ProcessReport, shared: dict[str, Any], 
 
 
 def _cpu_percent(intervals: Sequence[Interval]) -> Use | None:
-    return _percent([each.cpu_s for each in intervals], intervals)
+    return cpu_use([each.cpu_s for each in intervals], [each.seconds for each in intervals])
 
 
-def _percent(busy_s: Sequence[float], intervals: Sequence[Interval]) -> Use | None:
-    """Return the share of time, in percent of one core: over all intervals, and in the busiest."""
-    if not intervals:
+def cpu_use(busy_s: Sequence[float], seconds: Sequence[float]) -> Use | None:
+    """Return the share of time, in percent of one core: over all intervals, and in the busiest; None of none.
+
+    Args:
+        busy_s: CPU seconds in each interval.
+        seconds: that each of them lasted.
+    """
+    if not seconds:
         return None
-    mean = sum(busy_s) / sum(each.seconds for each in intervals)
-    peak = max(busy / each.seconds for busy, each in zip(busy_s, intervals, strict=True))
+    mean = sum(busy_s) / sum(seconds)
+    peak = max(busy / length for busy, length in zip(busy_s, seconds, strict=True))
     return Use(mean=100 * mean, peak=100 * max(mean, peak))
 
 
@@ -241,7 +262,7 @@ def _others_percent(report: ProcessReport, reports: Sequence[ProcessReport], nod
         if nodes[other.process] == nodes[report.process] and is_there:
             use = _cpu_percent(other.intervals)
             used += 0.0 if use is None else use.mean
-    busy = _percent([each.busy_s for each in report.intervals], report.intervals)
+    busy = cpu_use([each.busy_s for each in report.intervals], [each.seconds for each in report.intervals])
     return None if busy is None else Use(mean=max(0.0, busy.mean - used), peak=max(0.0, busy.peak - used))
 
 

@@ -1,0 +1,163 @@
+"""The startup benchmark as a whole: every rank starts a process of its own again and again, and one bundle is made."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from lockstep.benchmark.assemble import Job, cpu_use, hardware_of, number_nodes, run_of
+from lockstep.benchmark.hardware import gpu_of, installed, own_cores, own_node
+from lockstep.benchmark.schema import (
+    SCHEMA_VERSION,
+    SCOPE_VALUES,
+    Bundle,
+    NodeHardware,
+    RankFigures,
+    Record,
+    envs_per_rank,
+)
+from lockstep.benchmark.spread import spread_of, use_of
+from lockstep.benchmark.startup import RankStarts, coordinator_config, measure_startup
+from lockstep.core.gpu_mask import find_gpus
+from lockstep.distributed.cores import threads_per_rank
+from lockstep.distributed.topology import from_environment
+from lockstep.session.train import check_start, checked_shares, join_team
+
+if TYPE_CHECKING:
+    from lockstep.benchmark.options import Options
+    from lockstep.benchmark.schema import Startup
+    from lockstep.learn.config import TrainConfig
+
+
+class _Place(Record):
+    """Where one process of the job runs."""
+
+    process: int
+    local_rank: int
+    node: int | None
+    hardware: NodeHardware
+    cores: tuple[int, ...] | None
+    threads: int
+    mask: str | None
+    device_order: str | None
+
+
+def benchmark_startup(
+    config: TrainConfig, options: Options, prepare: Callable[[], object], finish: Callable[[Bundle], None]
+) -> None:
+    """Start again and again, and hand the bundle to ``finish`` on rank 0. All processes of the job call it.
+
+    Args:
+        config: of the training that is started.
+        options: of the benchmark.
+        prepare: called on rank 0 before anything is started; raises what stands in the way of ``finish``.
+        finish: writes and shows the bundle.
+
+    Raises:
+        UsageError: whatever can't work, found before anything is started.
+        RunError: a start failed, or the disk refused.
+    """
+    framework = check_start(config)
+    with ExitStack() as resources:
+        resources.enter_context(framework.running())
+        team = join_team(framework, coordinator_config(config), resources)
+        team.comm.on_main(lambda: str(prepare() or ""), "output")
+        startup, ranks = measure_startup(config, team.comm, repetitions=options.repetitions, say=_say)
+        shares = checked_shares(config, len(ranks))
+        texts = team.comm.gather_text(_own_place(team.comm.rank).model_dump_json(), "benchmark")
+        places = [_Place.model_validate_json(text) for text in texts]
+        job = Job("startup", config, tuple(sys.argv))
+        bundle = _bundle(job, startup, ranks, shares, places)
+        team.comm.on_main(lambda: finish(bundle) or "", "bundle")  # type: ignore[func-returns-value]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - what rank 0 is doing, minutes may pass
+
+
+def _own_place(process: int) -> _Place:
+    topology = from_environment()
+    return _Place(
+        process=process,
+        local_rank=topology.local_rank,
+        node=topology.node,
+        hardware=own_node(find_gpus()),
+        cores=own_cores(),
+        threads=threads_per_rank(),
+        mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        device_order=os.environ.get("CUDA_DEVICE_ORDER"),
+    )
+
+
+def _bundle(
+    job: Job, startup: Startup, ranks: tuple[RankStarts, ...], shares: tuple[int, ...], places: list[_Place]
+) -> Bundle:
+    nodes = number_nodes(places)
+    hardware = hardware_of(places, nodes)
+    figures = tuple(
+        _figures(each, shares[each.rank], places[each.process], nodes[each.process], hardware) for each in ranks
+    )
+    return Bundle(
+        schema_version=SCHEMA_VERSION,
+        kind="startup",
+        run=run_of(job, figures[0].device),
+        world_size=len(ranks),
+        local_world_size=sum(each.node == 0 for each in figures),
+        num_nodes=len(hardware),
+        num_processes=len(places),
+        num_envs_per_rank=envs_per_rank(shares),
+        total_envs=sum(shares),
+        workload_scope="per_rank",
+        measurement_scope="all_ranks",
+        gpu_measurement_scope="none",
+        scope_values=SCOPE_VALUES,
+        versions=installed(find_gpus()),
+        hardware=hardware,
+        runtime=None,
+        startup=startup,
+        work=None,
+        ranks=figures,
+        slowest_rank=startup.phases[-1].slowest_rank,
+        compute_spread=spread_of([total for each in ranks for total in each.total_s]),
+        resources=(),
+        learning=None,
+        findings=(),
+    )
+
+
+def _figures(
+    starts: RankStarts, num_envs: int, place: _Place, node: int, hardware: tuple[NodeHardware, ...]
+) -> RankFigures:
+    device = str(starts.place["device"])
+    gpus = [gpu for gpu in find_gpus() if gpu.uuid in {each.uuid for each in hardware[node].gpus}]
+    gpu = gpu_of(device, gpus, place.mask, place.device_order)
+    return RankFigures(
+        rank=starts.rank,
+        process=starts.process,
+        local_rank=place.local_rank,
+        node=node,
+        host=place.hardware.host,
+        device=device,
+        gpu_uuid=None if gpu is None else gpu.uuid,
+        pci_bus_id=None if gpu is None else gpu.pci_bus_id,
+        cores=place.cores,
+        threads=place.threads,
+        num_envs=num_envs,
+        env_steps=0,
+        wall_s=sum(starts.total_s),
+        rollout_s=None,
+        update_s=None,
+        compute_s=use_of(starts.total_s),
+        straggler_wait_s=None,
+        communication_s=None,
+        contention_s=None,
+        cpu_s=use_of(starts.cpu_s),
+        cpu_percent=cpu_use(starts.cpu_s, starts.total_s),
+        others_cpu_percent=None,
+        memory_bytes=use_of(starts.memory_bytes),
+        gpu_percent=None,
+        gpu_memory_bytes=None,
+    )
