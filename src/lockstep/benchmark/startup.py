@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 1800.0
 """A start that takes longer is given up; compilers take long."""
 _ROUND_S = 0.5
+_GRACE_ROUNDS = 10
+"""Rounds in which a failed process may tell why, after another one has lost it."""
 _TAG = "startup"
 
 Starts = Sequence[ProcessStart]
@@ -154,6 +156,7 @@ class _Start:
 
     def _wait(self, child: Child) -> None:
         """Wait until all processes are done; they are ended if one fails, or if this job is asked to stop."""
+        rounds_left = _GRACE_ROUNDS
         while True:
             # Even if this rank's process is done: who waits in an exchange may keep a core busy that others need.
             time.sleep(_ROUND_S)
@@ -166,18 +169,26 @@ class _Start:
             states = [json.loads(text) for text in self._comm.gather_text(json.dumps(said), _TAG)]
             _raise_stop([state["stop"] for state in states])
             problems = {rank: state for rank, state in enumerate(states) if state["problem"]}
-            if problems:
-                raise self._failure(problems)
+            rounds_left -= bool(problems)
+            first = _first_cause(problems)
+            if first is not None and (not _only_follows(problems[first]) or not rounds_left):
+                raise self._failure(first, problems[first])
             if all(state["is_done"] for state in states):
                 return
 
-    def _failure(self, problems: dict[int, dict[str, Any]]) -> RunError | UsageError:
-        """Return the error that names the rank whose process failed first, as far as that can be told."""
-        # One that has lost another only follows it; and one that was killed tells least, but lost nobody.
-        rank = min(problems, key=lambda rank: (LOST_A_RANK in problems[rank]["problem"], rank))
-        state = problems[rank]
+    def _failure(self, rank: int, state: dict[str, Any]) -> RunError | UsageError:
         kind = UsageError if state["exit_code"] == UsageError.exit_code else RunError
         return kind(f"rank {rank} failed in its {self._title}: it {state['problem']}", shared=True)
+
+
+def _first_cause(problems: dict[int, dict[str, Any]]) -> int | None:
+    """Return the rank whose process brought the others' down, as far as that can be told; None if none has failed."""
+    return min(problems, key=lambda rank: (_only_follows(problems[rank]), rank), default=None)
+
+
+def _only_follows(state: dict[str, Any]) -> bool:
+    """Return whether a process has failed since it lost another one, which may still be about to say why."""
+    return LOST_A_RANK in state["problem"]
 
 
 def _raise_stop(asked: Sequence[str | None]) -> None:

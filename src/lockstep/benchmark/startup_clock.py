@@ -40,8 +40,8 @@ PHASES = {
 NUM_FUNCTIONS = 8
 """Of each phase: half of them took longest with what they called, the others by themselves."""
 _PASSED_ON = 0.9
-_WORTH_NAMING = 0.01
-_MACHINERY = ("<frozen importlib", "importlib/__init__.py", "<frozen runpy>", "startup_child.py", "startup_clock.py")
+_WORTH_NAMING, _LEAST_S = 0.01, 1e-4
+_MACHINERY = ("<frozen importlib", "importlib/__init__.py", "<frozen runpy>", "benchmark/startup_")
 _PLUMBING = ("builtins.exec>", "builtins.__import__>", "_lsprof.Profiler")
 
 Function = tuple[str, int, str]
@@ -168,7 +168,7 @@ def most_expensive(stats: Stats, num_functions: int = NUM_FUNCTIONS) -> list[dic
 
     Half of them are those with the largest total time, but for those that only pass it on to one other function, and
     for what Python itself does to import; the others took longest by themselves. What took less than a hundredth of
-    the longest is not worth naming.
+    the longest, or than 0.1 ms, is not worth naming.
 
     Args:
         stats: of a profiler.
@@ -176,7 +176,7 @@ def most_expensive(stats: Stats, num_functions: int = NUM_FUNCTIONS) -> list[dic
     """
     known = {function: each for function, each in stats.items() if not _is_machinery(function)}
     total_s = {function: each[3] for function, each in known.items()}
-    least_s = max(total_s.values(), default=0.0) * _WORTH_NAMING
+    least_s = max(_LEAST_S, max(total_s.values(), default=0.0) * _WORTH_NAMING)
     worth = sorted((each for each in known if total_s[each] > least_s), key=lambda each: -total_s[each])
     passed_s = _passed_on(known, worth)
     chosen = [each for each in worth if passed_s.get(each, 0.0) < _PASSED_ON * total_s[each]][: num_functions // 2]

@@ -147,9 +147,7 @@ class Child:
     def __init__(
         self, folder: Path, number: int, config: dict[str, Any], environment: Mapping[str, str], profiles: bool
     ) -> None:
-        self._note, self._result, self._output = (
-            folder / f"{name}_{number}" for name in ("phase", "result.json", "output.txt")
-        )
+        self._note, self._result, self._output = (folder / f"{name}_{number}" for name in ("phase", "result", "output"))
         job = Job(os.getpid(), config, profiles, str(self._note), str(self._result))
         path = folder / f"job_{number}.json"
         path.write_text(json.dumps(vars(job)))
