@@ -92,7 +92,7 @@ def time_steps(
         _iterate(stepper, num_steps_per_env, number)
     warm_up_s = time.perf_counter() - began
     comm.gather_text("", TAG)
-    with watching or nullcontext():
+    with nullcontext() if watching is None else watching:
         seconds = [_iterate(stepper, num_steps_per_env, max(1, warm_up) + number) for number in range(iterations)]
     comm.gather_text("", TAG)
     ranks = tuple(
