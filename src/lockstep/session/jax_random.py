@@ -96,6 +96,7 @@ class JaxStepper:
     def _traced_steps(self, num_steps: int, carry: Carry) -> Carry:
         def one_step(state: EnvState, drawn: tuple[EnvNoise, jax.Array]) -> tuple[EnvState, None]:
             noise, action = drawn
+            # Observations, reward terms and ends live on in the state, so that the compiler can't leave them out.
             return self.env.step(state, action, noise)[0], None
 
         state, num_steps_before = carry
