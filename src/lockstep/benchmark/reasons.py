@@ -98,8 +98,8 @@ def _crowded(
     )
     fewer = "" if threads == len(here) else ", let each keep fewer threads busy (--num_torch_threads)"
     words = (
-        f"Node {node.node} ({node.host}) has more ranks than cores: {name_ranks(each.rank for each in here)} "
-        f"{'keep' if len(here) > 1 else 'keeps'} {threads} threads busy on {cores} allowed core{'s' if cores > 1 else ''}"
+        f"Node {node.node} ({node.host}) has more ranks than cores: {name_ranks(rank.rank for rank in here)} "
+        f"keep{'' if len(here) > 1 else 's'} {threads} threads busy on {cores} allowed core{'s' if cores > 1 else ''}"
         f"; {cost}. Use as many ranks as fit ({max(1, cores * len(here) // threads)} here){fewer}, or allow the job "
         "more cores."
     )
