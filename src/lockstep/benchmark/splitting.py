@@ -31,18 +31,18 @@ _UNKNOWN = "the learner does not tell its exchanges one by one"
 class Split:
     """Seconds by process and iteration; ``num_iterations`` is 1 where only means are known."""
 
-    compute_s: np.ndarray  # (num_processes, num_iterations) float64, contention included
+    compute_s: np.ndarray  # (num_processes, num_iterations) float64, contention included that befell it
     straggler_wait_s: np.ndarray  # the same
-    communication_s: np.ndarray  # the same
-    contention_s: np.ndarray  # (num_processes,) float64, of a mean iteration; part of compute_s
+    communication_s: np.ndarray  # the same, without what contention has added to it
+    contention_s: np.ndarray  # (num_processes,) float64, of a mean iteration
+    contention_in_compute_s: np.ndarray  # (num_processes,) of it, the part that is in compute_s
     exchanges: tuple[Exchange, ...]
 
     def means(self) -> TimeSplit:
         """Return the mean iteration."""
-        compute_s, contention_s = float(self.compute_s.mean()), float(self.contention_s.mean())
         return TimeSplit(
-            compute_s=max(0.0, compute_s - contention_s),
-            contention_s=contention_s,
+            compute_s=max(0.0, float(self.compute_s.mean() - self.contention_in_compute_s.mean())),
+            contention_s=float(self.contention_s.mean()),
             straggler_wait_s=float(self.straggler_wait_s.mean()),
             communication_s=float(self.communication_s.mean()),
         )
@@ -113,21 +113,31 @@ def _with_contention(
     communication_s: np.ndarray,
     exchanges: tuple[Exchange, ...],
 ) -> Split:
-    of_each = [_contention_s(report, own) for report, own in zip(reports, compute_s.mean(axis=1), strict=True)]
-    return Split(compute_s, straggler_wait_s, communication_s, np.array(of_each), exchanges)
+    """Return the split with the delays for want of a core taken out of the times that they have made longer."""
+    delays = [_delays_s(report, own) for report, own in zip(reports, compute_s.mean(axis=1), strict=True)]
+    in_compute_s, elsewhere_s = (np.array(column) for column in zip(*delays, strict=True))
+    # Who lacks a core comes late to what has arrived: an exchange is not slow for that.
+    mean_s = float(communication_s.mean())
+    moved_s = min(mean_s, float(elsewhere_s.mean()))
+    kept = 1.0 - moved_s / mean_s if mean_s > 0 else 1.0
+    slower = [each.model_copy(update={"communication_s": each.communication_s * kept}) for each in exchanges]
+    return Split(
+        compute_s, straggler_wait_s, communication_s * kept, in_compute_s + moved_s, in_compute_s, tuple(slower)
+    )
 
 
-def _contention_s(report: ProcessReport, compute_s: float) -> float:
-    """Return for how long, of a mean iteration, a process that could have computed had no core.
+def _delays_s(report: ProcessReport, compute_s: float) -> tuple[float, float]:
+    """Return for how long, of a mean iteration, a process had no core that could have run: in its own work, elsewhere.
 
     Threads that are ready at the same time wait at the same time: their delays count once.
     """
     delays_s = [interval.delay_s for interval in report.intervals]
-    wall_s = sum(report.iteration_s)
+    num_iterations, wall_s = len(report.iteration_s), sum(report.iteration_s)
     if not delays_s or None in delays_s or wall_s <= 0:
-        return 0.0
-    share = wall_s / sum(interval.seconds for interval in report.intervals) / len(report.iteration_s)
-    delay_s = sum(delay for delay in delays_s if delay is not None) * share
-    cpu_s = sum(interval.cpu_s for interval in report.intervals) * share
-    num_ready = (cpu_s + delay_s) / compute_s if compute_s > 0 else 1.0
-    return min(compute_s, delay_s / max(1.0, num_ready))
+        return 0.0, 0.0
+    per_iteration = wall_s / sum(interval.seconds for interval in report.intervals) / num_iterations
+    delay_s = sum(delay for delay in delays_s if delay is not None) * per_iteration
+    cpu_s = sum(interval.cpu_s for interval in report.intervals) * per_iteration
+    num_ready = max(1.0, (cpu_s + delay_s) / (wall_s / num_iterations))
+    in_compute_s = min(delay_s / num_ready, max(0.0, compute_s - cpu_s / num_ready))
+    return in_compute_s, delay_s / num_ready - in_compute_s
