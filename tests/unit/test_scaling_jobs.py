@@ -145,3 +145,25 @@ def test_a_second_ctrl_c_is_handed_on_too(
     sent_when_begun(signal.SIGINT)
     with pytest.raises(SweepInterruptedError):
         ProcessJobs([], needs_two).run(2, tmp_path / "job.json")
+
+
+def test_a_job_ends_with_a_sweep_that_is_killed(program: Program, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    job = f"import os, pathlib, time; pathlib.Path({str(begun)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    sweep = program(
+        f"""
+        import sys
+        from lockstep.benchmark.scaling_jobs import run_process
+        run_process([sys.executable, "-c", {job!r}], 1)
+        """
+    )
+    killed = psutil.Popen(sweep)
+    try:
+        while not (begun.exists() and begun.read_text()):
+            assert killed.poll() is None
+            time.sleep(0.01)
+    finally:
+        killed.kill()
+        killed.wait()
+    with_it = [psutil.Process(pid) for pid in [int(begun.read_text())] if psutil.pid_exists(pid)]
+    assert psutil.wait_procs(with_it, timeout=30)[1] == []
