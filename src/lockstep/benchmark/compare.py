@@ -47,6 +47,7 @@ class Entry(Record):
     steps_per_s: float | None
     ratio: Ratio | None
     iteration_s: Spread | None
+    iteration_rate: Spread | None
     split: TimeSplit | None
     shares: dict[str, float] | None
     findings: tuple[Finding, ...]
@@ -137,6 +138,7 @@ def _entry(bundle: Bundle, name: str, first: Bundle) -> Entry:
         steps_per_s=runtime and runtime.steps_per_s,
         ratio=_ratio(bundle, first),
         iteration_s=runtime and runtime.iteration_s,
+        iteration_rate=runtime and runtime.iteration_steps_per_s,
         split=runtime and runtime.split,
         shares=None if runtime is None or runtime.split is None else shares_of(runtime.split),
         findings=bundle.findings,

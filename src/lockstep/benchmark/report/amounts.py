@@ -120,8 +120,13 @@ def within(spread: Spread, scale: Scale) -> str:
 
 def rates_within(spread: Spread) -> str:
     """Return the middle eighty percent of rates."""
-    scale = _scale(spread.p90, _COUNTS)
-    return within(spread, Scale(f"{scale.unit} env steps/s".strip(), scale.size))
+    return within(spread, rate_scale(spread.p90))
+
+
+def rate_scale(largest: float) -> Scale:
+    """Return the unit in which throughputs up to ``largest`` read well."""
+    scale = _scale(largest, _COUNTS)
+    return Scale(f"{scale.unit} env steps/s".strip(), scale.size)
 
 
 def _scale(largest: float, scales: tuple[Scale, ...]) -> Scale:
