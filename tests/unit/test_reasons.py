@@ -172,6 +172,22 @@ def test_more_ranks_than_cores_are_their_own_fault() -> None:
         assert words in finding.words
 
 
+@pytest.mark.parametrize(
+    ("own", "others", "reason"), [(97.0, 1.0, "more_ranks_than_cores"), (50.0, 48.0, "host_contention")]
+)
+def test_threads_that_spin_beside_their_own_rank(own: float, others: float, reason: str) -> None:
+    # As those of JAX do that wait on the one core of their rank.
+    (finding,) = reasons_of(
+        steady(0.2, 0.2),
+        hardware=[node(cores=2)],
+        contention_s=[0.1, 0.1],
+        cpu_percent=[own, own],
+        others_cpu_percent=[others, others],
+    )
+    assert finding.reason == reason
+    assert ("by themselves ranks 0 and 1 keep every core busy" in finding.words) == (reason == "more_ranks_than_cores")
+
+
 def test_only_the_node_that_lacks_cores_is_named() -> None:
     (finding,) = reasons_of(
         steady(*[0.2] * 4),

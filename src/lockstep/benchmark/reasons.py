@@ -14,6 +14,7 @@ from lockstep.benchmark.reason_figures import (
     SEEN,
     is_crowded,
     mean_of,
+    mean_over,
     num_threads,
     others_busy_percent,
     per_iteration,
@@ -24,6 +25,8 @@ from lockstep.benchmark.units import duration, percent, quantity
 from lockstep.benchmark.waits import find_waits
 from lockstep.distributed.wording import name_ranks
 
+BUSY = 0.8
+"""Share of a core's time that a rank must use for it to be the rank that keeps the core busy."""
 SMALL_MESSAGE_BYTES = 2**16
 """At 1 Gbit/s a message of this size takes half a millisecond: where smaller ones are slow, it is for their latency."""
 
@@ -81,6 +84,8 @@ def _busy_cores(ranks: Sequence[RankFigures], iteration_s: float, hardware: Sequ
         lost = share(sum(lost_s) / len(ranks), iteration_s)
         if crowded:
             found.append(_crowded(node, here, sum(lost_s) / len(here), lost_here, lost))
+        elif _is_own_doing(node, here, lost_here):
+            found.append(_too_busy(node, here, sum(lost_s) / len(here), lost_here, lost))
         else:
             found.append(_taken(node, here, lost_s, iteration_s, lost))
     return found
@@ -102,6 +107,27 @@ def _crowded(
         f"keep{'' if len(here) > 1 else 's'} {threads} threads busy on {cores} allowed core{'s' if cores > 1 else ''}"
         f"; {cost}. Use as many ranks as fit ({max(1, cores * len(here) // threads)} here){fewer}, or allow the job "
         "more cores."
+    )
+    return Finding(reason="more_ranks_than_cores", rank=_single(here), lost_share=lost, words=words)
+
+
+def _is_own_doing(node: NodeHardware, here: Sequence[RankFigures], lost: float) -> bool:
+    """Return whether ranks keep all of their cores busy by themselves, and nothing else does."""
+    own, others = mean_over(here, "cpu_percent"), others_busy_percent(here)
+    cores = sum(len(each.cores) if each.cores else node.num_allowed_cores / len(here) for each in here) / len(here)
+    if own is None or others is None:
+        return False
+    return own >= BUSY * 100 * cores and others < SEEN * 100 * lost
+
+
+def _too_busy(
+    node: NodeHardware, here: Sequence[RankFigures], lost_s: float, share_here: float, lost: float
+) -> Finding:
+    words = (
+        f"Node {node.node} ({node.host}) has fewer cores than its ranks have threads that are ready: by themselves "
+        f"{name_ranks(each.rank for each in here)} keep every core busy that they may run on, and something of theirs "
+        f"is ready to compute without one for {per_iteration(lost_s)} ({percent(share_here)}). Use fewer ranks, or "
+        "allow the job more cores."
     )
     return Finding(reason="more_ranks_than_cores", rank=_single(here), lost_share=lost, words=words)
 

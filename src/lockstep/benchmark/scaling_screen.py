@@ -45,7 +45,7 @@ def _parts(result: ScalingResult, is_terminal: bool) -> Iterator[RenderableType]
 
 def _table(result: ScalingResult, is_terminal: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False)
-    interval = f"efficiency ({100 * result.confidence:.0f} %)"
+    interval = f"efficiency ({100 * result.confidence:.0f} %)" if len(result.order) > 1 else "efficiency"
     for heading in ("ranks", "envs/rank", "env steps/s", "ideal", interval, "iteration", *PARTS.values()):
         table.add_column(heading, justify="right", no_wrap=True)
     for count in result.counts:

@@ -132,8 +132,9 @@ class Stragglers:
         if any(is_crowded(node, self._ranks) for node in self._hardware if node.node in nodes):
             return f"{words} the node has more ranks than cores."
         busy = others_busy_percent(self._slow)
-        by_how_much = "" if busy is None else f", {busy:.0f} % of a core"
-        return f"{words} something else keeps them busy{by_how_much}."
+        if busy is None or busy < SEEN * 100 * share(lack_s, self._iteration_s):
+            return f"{words} what has them was not seen."
+        return f"{words} something else keeps them busy, {busy:.0f} % of a core."
 
     def _is_asleep(self, lack_s: float, cpu_s: float) -> bool:
         """Return whether most of the difference is neither CPU time nor the lack of a core.
