@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiproc.commands import lockstep, own_environment
+from tests.multiproc.commands import free_port, lockstep, own_environment, started_together
 
 SCRIPT = """
 import sys
@@ -21,6 +21,15 @@ total = ranks.compile(lambda rows: psum(rows.sum()), SHARDED, REPLICATED)(ranks.
 print(ranks.num_ranks, *get_global_ranks(), ranks.to_host(total))
 """
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+READS_LATE = """
+import sys, time
+from lockstep.distributed import torch_store
+
+announce = torch_store.announce
+torch_store.announce = lambda *arguments: time.sleep(1.0) or announce(*arguments)
+sys.argv = ["script.py", "meet"]
+exec(open("script.py").read())
+"""
 ALONE = "JAX knows of none but itself; call init() of lockstep.distributed.jax, or jax.distributed.initialize, before"
 
 
@@ -33,6 +42,16 @@ def test_processes_of_the_launcher_meet() -> None:
     done = lockstep("train_multigpu", "--num_gpus", "2", "--device", "cpu", "--script", "script.py", "meet")
     assert done.returncode == 0, done.stderr
     assert "4 0 1 6.0" in done.stdout
+
+
+def test_processes_meet_without_an_agent_that_keeps_their_store() -> None:
+    of_job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environments = [of_job | {"RANK": rank, "LOCAL_RANK": rank, "LOCKSTEP_DEVICE": "cpu"} for rank in ("0", "1")]
+    with started_together([["script.py", "meet"], ["-c", READS_LATE]], environments) as processes:
+        for process in processes:
+            output, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            assert "6.0" in output
 
 
 def test_processes_that_have_not_met_are_refused() -> None:

@@ -62,6 +62,7 @@ _NEVER_S = 1e6
 _LATER_S = 60.0
 _num_joined = 0
 _has_met = False
+_store_of_job: Any = None
 
 
 def join(
@@ -182,6 +183,7 @@ def _agree_on_address(topology: Topology, address: str | None, timeout_s: float,
 
     Without an address process 0 finds one; its port is held there until ``held`` ends.
     """
+    global _store_of_job
     missing = next((name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ), None)
     if missing is not None:
         if address is not None:
@@ -192,7 +194,8 @@ def _agree_on_address(topology: Topology, address: str | None, timeout_s: float,
         )
     # The store is torchrun's, which speaks torch; only here is torch needed, and only for a few words.
     torch_store = importlib.import_module("lockstep.distributed.torch_store")
-    store = torch_store.meet(topology)
+    # Where no agent keeps it this process may do so, and the others have yet to read what is announced in it.
+    _store_of_job = store = torch_store.meet(topology)
     if address is None:
         own = None
         if topology.rank == 0:
