@@ -209,6 +209,9 @@ def _figures_of(
 
 
 def _rank_figures(rank: OwnRank, report: ProcessReport, shared: dict[str, Any], env_steps: int) -> RankFigures:
+    own_s = report.rank_s.get(rank.rank)
+    if own_s is not None:
+        shared = shared | {"wall_s": sum(own_s), "rollout_s": use_of(own_s), "compute_s": use_of(own_s)}
     gpus = [each.gpu_uuid for each in report.ranks if each.gpu_uuid is not None]
     place = gpus.index(rank.gpu_uuid) if rank.gpu_uuid is not None else None
     percent = memory = None

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from lockstep.benchmark.hardware import gpu_of, own_cores, own_node
 from lockstep.benchmark.resources import Interval, Sampler
 from lockstep.benchmark.schema import NodeHardware, Record
@@ -63,6 +65,8 @@ class ProcessReport(Record):
     env_steps: int
     """Of all ranks, in the measured iterations."""
     iteration_s: tuple[float, ...]
+    rank_s: dict[int, tuple[float, ...]] = Field(default_factory=dict)
+    """The same for each rank, where the ranks of a process are timed one by one."""
     phases_s: dict[str, tuple[float, ...]]
     """By phase, of each measured iteration."""
     exchanges: tuple[OwnExchange, ...]
@@ -80,7 +84,7 @@ class Meter:
 
     Args:
         own_times: returns what the learner says of this process's last iteration.
-        meet: returns when all processes have called it.
+        meet: called when the warm-up is over; returns when all processes have called it.
         sampler: of this process's resources.
         warm_up: iterations that are not measured.
         iterations: that are, after these; further ones are not.
@@ -245,7 +249,7 @@ def place_of(comm: Peers) -> Mapping[str, Any]:
 
 
 def threads_of(team: Team) -> int:
-    """Return how many threads this process keeps busy by itself: as many as torch was given, or its share of the cores."""
+    """Return how many threads this process keeps busy: as many as torch was given, or its share of the cores."""
     torch: Any = sys.modules.get("torch")
     return threads_per_rank() if torch is None or team.mesh is not None else int(torch.get_num_threads())
 

@@ -12,6 +12,7 @@ from lockstep.benchmark.measuring import OwnRank, ProcessReport, make_sampler, o
 from lockstep.benchmark.resources import Interval
 from lockstep.benchmark.runtime import RuntimeMeasurement, measure_runtime
 from lockstep.benchmark.training import Finish, gather_reports
+from lockstep.core import beats
 from lockstep.distributed import heartbeat
 from lockstep.session.process import memory_errors_in_words
 from lockstep.session.train import check_start, checked_shares, join_team
@@ -37,7 +38,7 @@ def benchmark_runtime(config: TrainConfig, options: Options, prepare: Callable[[
     """
     framework = check_start(config)
     heartbeat.begin()
-    with ExitStack() as resources:
+    with beats.training(), ExitStack() as resources:
         resources.enter_context(framework.running())
         team = join_team(framework, config, resources)
         team.comm.on_main(lambda: str(prepare() or ""), "output")
@@ -81,6 +82,7 @@ def _report(
         wall_s=sum(iteration_s),
         env_steps=steps * len(iteration_s),
         iteration_s=iteration_s,
+        rank_s={each.rank: each.iteration_s for each in measured.ranks},
         phases_s={"rollout": iteration_s},
         exchanges=(),
         waits_s=(),

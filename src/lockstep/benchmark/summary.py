@@ -9,14 +9,15 @@ from lockstep.benchmark.units import duration, quantity
 def lines_of(bundle: Bundle) -> Iterator[str]:
     """Yield what a bundle says most of all."""
     run = bundle.run
+    count = len(bundle.ranks)
     nodes = f" on {bundle.num_nodes} nodes" if bundle.num_nodes > 1 else ""
-    ranks = f"{bundle.world_size} rank{'s' if bundle.world_size > 1 else ''}{nodes}"
+    ranks = f"{count} rank{'s' if count > 1 else ''}{nodes}"
     yield f"{bundle.kind}: {run.task}, {run.ml_framework}, {ranks}, {_envs(bundle)}, on {run.device}"
     if bundle.runtime is not None:
         yield from _runtime(bundle.runtime)
     if bundle.startup is not None:
         yield from _startup(bundle.startup)
-    if bundle.world_size > 1 and bundle.runtime is not None:
+    if count > 1 and bundle.runtime is not None:
         yield _ranks(bundle)
     for finding in bundle.findings:
         yield finding.words
@@ -25,7 +26,7 @@ def lines_of(bundle: Bundle) -> Iterator[str]:
 def _envs(bundle: Bundle) -> str:
     shares = bundle.num_envs_per_rank
     if isinstance(shares, int):
-        return f"{shares} envs per rank" if bundle.world_size > 1 else f"{shares} envs"
+        return f"{shares} envs per rank" if len(bundle.ranks) > 1 else f"{shares} envs"
     return f"{bundle.total_envs} envs ({','.join(map(str, shares))})"
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lockstep.core.types import Peers
     from lockstep.learn.config import TrainConfig
     from lockstep.learn.observer import Metrics
-    from lockstep.session.framework import Framework, Team
+    from lockstep.session.framework import Framework, Learner
 
 Finish = Callable[[Bundle], None]
 
@@ -64,17 +64,18 @@ def benchmark_training(config: TrainConfig, options: Options, prepare: Callable[
         framework.seed(config.seed, team.comm.rank, 0)
         ranks = own_ranks(team, shares)
         epilogue = _Epilogue(config, options, framework)
+        alone = _Alone(framework.make_apart(config, team, resources), team.comm, options)
         meter = Meter(
             lambda: learner.runner.own_times,
-            lambda: team.comm.gather_text("", "benchmark"),
+            alone.measure,
             make_sampler(ranks),
             options.warm_up,
             options.iterations,
             epilogue.keep,
         )
         learner.runner.train(meter, learner.evaluation_env)
-        alone_time = _time_alone(config, framework, team, options)
-        report = report_of(meter, team, ranks, alone_time)
+        alone.measure()
+        report = report_of(meter, team, ranks, alone.mean_s)
         reports = gather_reports(report, team.comm)
         job = Job("training", config, tuple(sys.argv), work_of(config, make_task(config)), _learning(meter.recorded))
         with beats.within("save"):
@@ -88,14 +89,31 @@ def gather_reports(report: ProcessReport, comm: Peers) -> list[ProcessReport]:
     return [ProcessReport.model_validate_json(text) for text in texts]
 
 
-def _time_alone(config: TrainConfig, framework: Framework, team: Team, options: Options) -> float | None:
-    """Return the mean iteration of this process alone, where its own work can't be told otherwise."""
-    with ExitStack() as resources:
-        alone = framework.make_apart(config, team, resources)
-        if alone is None:
-            return None
-        seconds = measure_apart(alone, team.comm, options.iterations, warm_up=max(2, options.warm_up))
-    return sum(seconds) / len(seconds)
+class _Alone:
+    """The training of this process alone, where its own work can't be told otherwise: before and after the common one,
+    half of its iterations each, so that a machine that becomes slower makes both slower.
+
+    Args:
+        learner: that trains alone; None where that is not needed.
+        comm: all processes, which wait for one another in any case.
+        options: of the benchmark.
+    """
+
+    def __init__(self, learner: Learner | None, comm: Peers, options: Options) -> None:
+        self._learner, self._comm, self._options = learner, comm, options
+        self._seconds: list[float] = []
+
+    def measure(self) -> None:
+        """Train alone for a while, and meet the others."""
+        if self._learner is not None:
+            half = -(-self._options.iterations // 2)
+            self._seconds += measure_apart(self._learner, self._comm, half, warm_up=max(2, self._options.warm_up))
+        self._comm.gather_text("", "benchmark")
+
+    @property
+    def mean_s(self) -> float | None:
+        """Of an iteration alone; None if there was none."""
+        return sum(self._seconds) / len(self._seconds) if self._seconds else None
 
 
 def _learning(recorded: list[Metrics]) -> Learning:
