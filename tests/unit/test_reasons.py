@@ -15,7 +15,13 @@ def test_a_rank_whose_envs_sleep_is_a_straggler() -> None:
     )  # fmt: skip
     assert (finding.reason, finding.rank) == ("straggler", 1)
     assert finding.lost_share == pytest.approx(0.025 / 0.15, rel=1e-3)  # rank 0 waits 50 of 150 ms, rank 1 none
-    for words in ("straggler", "node-0", "cpu", "50.2 ms of each iteration (33 %)", "50 ms of that in the rollout"):
+    for words in (
+        "straggler",
+        "node-0",
+        "cpu",
+        "50.2 ms of each iteration (33 %)",
+        "50 ms of the difference in the rollout",
+    ):
         assert words in finding.words
     assert "sleeps" in finding.words and "20 of 20 iterations" in finding.words
 
@@ -112,6 +118,13 @@ def test_one_rank_that_is_late_now_and_then_is_named_as_that() -> None:
     (finding,) = reasons_of(compute_s)
     assert (finding.reason, finding.rank) == ("taking_turns", 2)
     assert "now and then" in finding.words
+
+
+def test_ranks_that_lack_a_core_in_turn_are_sent_to_the_cores() -> None:
+    compute_s = np.where((np.arange(NUM_ITERATIONS) % 2)[None, :] == np.arange(2)[:, None], 0.2, 0.1)
+    contention, turns = reasons_of(compute_s, contention_s=[0.1, 0.1], others_cpu_percent=[90.0, 90.0])
+    assert (contention.reason, turns.reason) == ("host_contention", "taking_turns")
+    assert "see to the cores first" in turns.words
 
 
 def test_ranks_that_are_late_in_different_phases() -> None:

@@ -68,7 +68,8 @@ class Stragglers:
 
     def _what(self, is_uneven: bool) -> str:
         kind = "" if is_uneven else self._one_or_many(" is a straggler: it", " are stragglers: they")
-        longer = f" ({percent(self._gap_s / self._others_s)} longer)" if self._others_s > 0 else ""
+        times = self._slow_s / self._others_s if self._others_s > 0 else 0.0
+        longer = f" ({times:.3g} times as long)" if times >= 2 else f" ({percent(times - 1)} longer)" if times else ""
         measured_s = mean_over(self._others, "straggler_wait_s")
         wait_s = self._gap_s if measured_s is None else measured_s
         is_pair = len(self._others) == 1
@@ -85,7 +86,7 @@ class Stragglers:
         for name, words in (("rollout_s", "in the rollout"), ("update_s", "in the update")):
             difference_s = self._difference(name)
             if difference_s is not None and difference_s > SEEN * self._gap_s:
-                return f", {duration(difference_s)} of that {words}"
+                return f", {duration(difference_s)} of the difference {words}"
         return ""
 
     def _by_envs_s(self) -> float:

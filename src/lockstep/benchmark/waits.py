@@ -92,6 +92,10 @@ def _taking_turns(
     phases = _late_by_phase(ranks, rest_s)
     if phases:
         return Finding(reason="taking_turns", rank=None, lost_share=lost, words=f"{words}: {phases}.")
+    lack_s = mean_over(ranks, "contention_s") or 0.0
+    if share(lack_s, iteration_s) >= NOTABLE:
+        words += ". Ranks that lack a core are late in turn: see to the cores first."
+        return Finding(reason="taking_turns", rank=None, lost_share=lost, words=words)
     last = behind.argmax(axis=0)
     caused_s = np.bincount(last, weights=behind.max(axis=0), minlength=len(ranks))
     top = int(caused_s.argmax())
@@ -102,10 +106,6 @@ def _taking_turns(
             "then: resets, a disk, another process."
         )
         return Finding(reason="taking_turns", rank=top, lost_share=lost, words=words)
-    lack_s = mean_over(ranks, "contention_s") or 0.0
-    if share(lack_s, iteration_s) >= NOTABLE:
-        words += ". Ranks that lack a core are late in turn: see to the cores first."
-        return Finding(reason="taking_turns", rank=None, lost_share=lost, words=words)
     rank, count = Counter(last.tolist()).most_common(1)[0]
     words += (
         f"; none is always the last (most often rank {rank}, in {count} of {len(last)} iterations). More work between "
