@@ -214,8 +214,10 @@ def test_a_start_that_has_lost_another_is_not_to_blame() -> None:
 
 @pytest.mark.usefixtures("fake_starts")
 def test_a_start_that_is_refused_is_wrong_usage() -> None:
-    (error,) = fail({"fails_at": 0, "how": 2, "words": "device 'cuda' was asked for"})
+    words = "[W] socket.cpp\nlockstep: error: device 'cuda' was asked for"
+    (error,) = fail({"fails_at": 0, "how": 2, "words": words})
     assert type(error) is UsageError
+    assert str(error).endswith("it ended with exit code 2 in phase imports: device 'cuda' was asked for")
 
 
 @pytest.mark.usefixtures("fake_starts")

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _BUILDERS = {"torch": "lockstep.benchmark.startup_torch:build", "jax": "lockstep.benchmark.startup_jax:build"}
 
+WORDED = "lockstep: error: "
+"""How the last line begins where it says all that there is to say."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -100,7 +103,7 @@ def main(words: list[str]) -> int:
         started = start(job.config, clock)
     except LockstepError as error:
         # Not as other processes end: the ranks that wait for this one learn of it only when it is gone.
-        _end_at_once(f"{error}", error.exit_code)
+        _end_at_once(f"{WORDED}{error}", error.exit_code)
     except Exception:
         _end_at_once(traceback.format_exc(), 1)
     temporary = Path(f"{job.result}.part")

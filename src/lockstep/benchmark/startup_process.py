@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.benchmark.startup_child import Job, ProcessStart
+from lockstep.benchmark.startup_child import WORDED, Job, ProcessStart
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import read_json
 from lockstep.core.leases import is_old
@@ -212,6 +212,8 @@ class Child:
         with contextlib.suppress(OSError):
             lines = [line.strip() for line in self._output.read_text(errors="replace").splitlines()]
             last = [line[:_LINE_LENGTH] for line in lines if line][-_NUM_LINES:]
+            if last and last[-1].startswith(WORDED):
+                return f": {last[-1].removeprefix(WORDED)}"
             return f": {' | '.join(last)}" if last else ""
         return ""
 
