@@ -87,7 +87,7 @@ class Versions(Record):
     packages: dict[str, str | None] = Field(description="lockstep, torch, jax, mujoco, numpy, and the engine's own")
     driver: str | None = Field(description="of NVIDIA")
     cuda: str | None = Field(description="that torch or JAX computes with")
-    nccl: str | None
+    nccl: str | None = Field(description="that torch has")
 
 
 class GpuHardware(Record):
@@ -284,19 +284,19 @@ class Bundle(Record):
     """The result of one benchmark."""
 
     schema_version: Literal[1] = Field(description="of this description")
-    kind: Kind
-    run: Run
+    kind: Kind = Field(description="what was measured")
+    run: Run = Field(description="which benchmark this was")
     world_size: Positive = Field(description="ranks: processes with torch, devices of all processes with JAX")
     local_world_size: Positive = Field(description="ranks of rank 0's node")
-    num_nodes: Positive
-    num_processes: Positive
+    num_nodes: Positive = Field(description="hosts of the job, as torchrun numbers them")
+    num_processes: Positive = Field(description="as many as ranks with torch; with JAX each may have several devices")
     num_envs_per_rank: Positive | tuple[Count, ...] = Field(description="a list, by rank, when they differ")
-    total_envs: Positive
-    workload_scope: WorkloadScope
-    measurement_scope: MeasurementScope
-    gpu_measurement_scope: GpuMeasurementScope
+    total_envs: Positive = Field(description="of all ranks")
+    workload_scope: WorkloadScope = Field(description="whose work the figures are about; see Scopes")
+    measurement_scope: MeasurementScope = Field(description="who was measured")
+    gpu_measurement_scope: GpuMeasurementScope = Field(description="what the figures of GPUs cover")
     scope_values: dict[str, dict[str, str]] = Field(description="what each value of a scope field covers")
-    versions: Versions
+    versions: Versions = Field(description="what was installed")
     hardware: tuple[NodeHardware, ...] = Field(description="of every node")
     runtime: Runtime | None = Field(description="null for startup")
     startup: Startup | None = Field(description="null for all else")
@@ -304,10 +304,10 @@ class Bundle(Record):
     ranks: tuple[RankFigures, ...] = Field(min_length=1, description="every rank, in order")
     slowest_rank: Count = Field(description="the one that computed longest, or came last where that is not known")
     compute_spread: Spread | None = Field(description="over ranks, of compute_s of a mean iteration")
-    resources: tuple[DeviceUse, ...]
-    learning: Learning | None
+    resources: tuple[DeviceUse, ...] = Field(description="of each GPU, and of the cores of each node")
+    learning: Learning | None = Field(description="null but for training")
     findings: tuple[Finding, ...] = Field(description="the most expensive first")
-    artifacts: Artifacts = Artifacts()
+    artifacts: Artifacts = Field(Artifacts(), description="files beside it")
 
     @model_validator(mode="after")
     def _ranks_agree(self) -> "Bundle":
