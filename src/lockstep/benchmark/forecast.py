@@ -233,7 +233,7 @@ def as_json(result: Forecast, words: str, warnings: Sequence[str]) -> dict[str, 
                 {"phase": each.term.phase, "term": each.term.words, "seconds": each.seconds}
                 for each in model.compute.prices
             ],
-            "left_out": model.compute.left_out,
+            "left_out": dict(model.compute.left_out),
             "serial_share": model.compute.serial_share,
             "slowdown": model.compute.slowdown,
             "turns_overhead": model.turns_overhead,

@@ -27,6 +27,11 @@ class Term:
     words: str
     amount: Callable[[Setting], float]
 
+    @property
+    def name(self) -> str:
+        """What it is, of which phase."""
+        return self.words if self.phase == WHOLE else f"{self.words} ({self.phase})"
+
 
 def _samples(setting: Setting) -> float:
     return float(setting.num_envs * setting.work.num_steps_per_env)
@@ -44,19 +49,20 @@ TERMS = (
     Term(ROLLOUT, "env steps", _samples),
     Term(ROLLOUT, "calls per step", lambda it: float(it.work.num_steps_per_env)),
     Term(ROLLOUT, "products of the networks", lambda it: _samples(it) * it.work.flops_per_action),
-    Term(UPDATE, "samples", _trained),
+    # A layer's activations grow as its width, its products as the square of that.
+    Term(UPDATE, "activations", lambda it: _trained(it) * math.sqrt(it.work.flops_per_sample)),
     Term(UPDATE, "calls per minibatch", _updates),
     # Forward, and about twice that backward: by the activations and by the weights.
     Term(UPDATE, "products of the networks", lambda it: 3 * _trained(it) * it.work.flops_per_sample),
-    # A layer's activations grow as its width, its products as the square of that.
-    Term(UPDATE, "activations", lambda it: _trained(it) * math.sqrt(it.work.flops_per_sample)),
     Term(UPDATE, "optimizer steps", lambda it: _updates(it) * it.work.num_parameters),
+    Term(UPDATE, "samples", _trained),
 )
-"""In the order in which they are believed: of those that can't be told apart, the first one is taken."""
+"""In the order in which they are believed: of those that can't be told apart, the first ones are taken. Networks of two
+sizes can't tell samples from activations; where several sizes were measured, it was activations."""
 
 _SAME = 1e-4  # two terms whose sizes keep the same proportion to within about 1 %
 _WORTH = 0.9  # a further term must bring the error on held-back points below this share of what it was
-_GOOD_ENOUGH = 0.002
+_GOOD_ENOUGH = 0.002  # errors that differ by less are the same
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,13 @@ class ComputeModel:
         prices: of the terms that are used.
         serial_share: of the work of a rank with one thread that a second thread does not make faster.
         slowdown: share by which a rank is slower when all other cores of the node are busy.
-        left_out: terms that could not be told from others, or brought nothing, with the reason.
+        left_out: each term that is not used, and why.
     """
 
     prices: tuple[Price, ...]
     serial_share: float
     slowdown: float
-    left_out: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
 
     def alone_s(self, setting: Setting) -> float:
         """Return what a rank takes alone on its node."""
@@ -114,7 +120,7 @@ def fit_compute(points: Sequence[Point]) -> ComputeModel:
     pairs = {(each.setting.threads, each.setting.busy_share) for each in points}
     # With two kinds of points that differ in both, one of the two has to explain the difference.
     sought = ((len(threads) > 1 and len(pairs) > 2) or len(shares) == 1 < len(threads), len(shares) > 1)
-    left_out: list[str] = []
+    left_out: list[tuple[str, str]] = []
     all_terms = _told_apart(points, _terms_for(points), left_out)
     serial_share, slowdown = _seek(points, all_terms, sought)
     factors = [_factor(each.setting, serial_share, slowdown) for each in points]
@@ -123,7 +129,7 @@ def fit_compute(points: Sequence[Point]) -> ComputeModel:
     prices, _ = _prices(points, chosen, [_factor(each.setting, serial_share, slowdown) for each in points])
     used = tuple(Price(term, seconds) for term, seconds in zip(chosen, prices, strict=True) if seconds > 0)
     if len(threads) > 1 and not sought[0]:
-        left_out.append("fewer threads for each rank, which can't be told from busy cores")
+        left_out.append(("threads of a rank", "can't be told from busy cores"))
     return ComputeModel(used, serial_share, slowdown, tuple(left_out))
 
 
@@ -131,7 +137,7 @@ def _terms_for(points: Sequence[Point]) -> list[Term]:
     if all(each.rollout_s is not None and each.update_s is not None for each in points):
         return list(TERMS)
     # What can't be measured apart is fitted as one; its terms keep their names.
-    return [Term(WHOLE, f"{term.words} of the {term.phase}", term.amount) for term in TERMS]
+    return [Term(WHOLE, term.name, term.amount) for term in TERMS]
 
 
 def _seconds(point: Point, phase: str) -> float:
@@ -140,14 +146,14 @@ def _seconds(point: Point, phase: str) -> float:
     return seconds
 
 
-def _told_apart(points: Sequence[Point], terms: Sequence[Term], left_out: list[str]) -> list[Term]:
+def _told_apart(points: Sequence[Point], terms: Sequence[Term], left_out: list[tuple[str, str]]) -> list[Term]:
     """Return the terms whose sizes do not all rise and fall together over the points."""
     kept: list[Term] = []
     for term in terms:
         column = _direction(points, term)
         same = [other for other in kept if other.phase == term.phase and _close(column, _direction(points, other))]
         if same:
-            left_out.append(f"{term.words} ({term.phase}), which can't be told from {same[0].words}")
+            left_out.append((term.name, f"can't be told from {same[0].name}"))
         else:
             kept.append(term)
     return kept
@@ -212,7 +218,7 @@ def _seek(points: Sequence[Point], terms: Sequence[Term], sought: tuple[bool, bo
 
 
 def _choose(
-    points: Sequence[Point], terms: Sequence[Term], factors: Sequence[float], left_out: list[str]
+    points: Sequence[Point], terms: Sequence[Term], factors: Sequence[float], left_out: list[tuple[str, str]]
 ) -> list[Term]:
     """Return, phase by phase, the fewest terms that predict points which the fit has not seen about as well as any."""
     chosen: list[Term] = []
@@ -222,11 +228,12 @@ def _choose(
         best_error = math.inf
         for size in range(1, min(len(own), max(1, len(points) - 1)) + 1):
             tried = [(_held_back(points, subset, factors), subset) for subset in itertools.combinations(own, size)]
-            error, subset = min(tried, key=lambda pair: pair[0])
+            least = min(error for error, _ in tried)
+            error, subset = next(each for each in tried if each[0] <= least + _GOOD_ENOUGH)
             if error < _WORTH * best_error - _GOOD_ENOUGH or not best:
                 best, best_error = subset, error
         chosen += best
-        left_out += [f"{term.words} ({phase}), without which it fits as well" for term in own if term not in best]
+        left_out += [(term.name, "without which it fits as well") for term in own if term not in best]
     return chosen
 
 

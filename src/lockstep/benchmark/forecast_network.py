@@ -144,13 +144,15 @@ def fit_network(points: Sequence[Point]) -> Network | None:
         points: of one kind of way, inside a node or between several.
 
     Returns:
-        None if no point has exchanges.
+        None if no point tells what exchanges take; a free network if they were too quick to be seen.
     """
     rows: list[tuple[float, float]] = []
     weights: list[float] = []
-    for point in points:
-        if point.setting.num_ranks == 1 or point.setting.load > 1:
-            continue
+    told = [each for each in points if each.setting.num_ranks > 1 and each.setting.load == 1]
+    told = [each for each in told if each.communication_s is not None]
+    if not told:
+        return None
+    for point in told:
         seen = [each for each in _exchanges_of(point) if each.num > 0 and each.communication_s > 0]
         whole = sum(each.num * each.communication_s for each in seen)
         for each in seen:
@@ -158,7 +160,7 @@ def fit_network(points: Sequence[Point]) -> Network | None:
             rows.append((steps / each.communication_s, size / each.communication_s))
             weights.append(math.sqrt(each.num * each.communication_s / whole))
     if not rows:
-        return None
+        return Network(0.0, 0.0)
     columns = np.array(rows)
     sizes = np.linalg.norm(columns, axis=0)
     sizes[sizes == 0] = 1.0

@@ -87,7 +87,8 @@ class Point:
         communication_s: in exchanges after the last rank had come; None where it can't be told.
         varies: standard deviation of an iteration from the next, as a share of the iteration.
         lagging: a rank that is slower than the others; ``own_s`` is then of the others.
-        exchanges: one by one, of the first bundle that has any.
+        exchanges: one by one; without any where they can't be seen.
+        disturbed: share of the cores that ranks may use which other processes kept busy.
     """
 
     setting: Setting
@@ -101,6 +102,7 @@ class Point:
     varies: float
     lagging: Lagging | None
     exchanges: tuple[Exchange, ...]
+    disturbed: float
 
 
 def read_points(bundles: Sequence[tuple[str, Bundle]]) -> list[Point]:
@@ -222,7 +224,18 @@ def _point(name: str, bundle: Bundle) -> Point:
         varies=(iteration.p90 - iteration.p10) / 2.563 / iteration.median,
         lagging=lagging,
         exchanges=runtime.exchanges,
+        disturbed=_disturbed(bundle),
     )
+
+
+def _disturbed(bundle: Bundle) -> float:
+    """Return the largest share of a rank's cores that something else kept busy; 0 where nobody counted."""
+    shares = [
+        each.others_cpu_percent.mean / 100 / len(each.cores)
+        for each in bundle.ranks
+        if each.others_cpu_percent is not None and each.cores
+    ]
+    return max(shares, default=0.0)
 
 
 def _own_s(rank: RankFigures, median_over_mean: float) -> float | None:
@@ -279,6 +292,7 @@ def _merged(points: Sequence[Point]) -> Point:
         # Once in a few measurements is chance, not a slow rank.
         lagging=lagging[0] if len(lagging) > len(points) / 2 else None,
         exchanges=_merged_exchanges(points),
+        disturbed=statistics.median(each.disturbed for each in points),
     )
 
 

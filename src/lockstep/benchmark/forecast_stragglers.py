@@ -40,13 +40,12 @@ class Stragglers:
 def expected_maximum(num_ranks: int) -> float:
     """Return the expected maximum of so many standard normal values (David and Nagaraja 2003, Order Statistics).
 
-    The mean of any variable is the integral of 1 - F over what is above 0, less that of F over what is below; the
-    maximum of P independent ones has F = Phi^P.
+    The maximum of P independent values has the distribution function F = Phi^P, and the mean of what has F and stays
+    below b is b less the integral of F up to there.
     """
     if num_ranks == 1:
         return 0.0
-    below = ndtr(_GRID) ** num_ranks
-    return float(np.trapezoid(np.where(_GRID > 0, 1 - below, -below), _GRID))
+    return float(_GRID[-1] - np.trapezoid(ndtr(_GRID) ** num_ranks, _GRID))
 
 
 def fit_stragglers(points: Sequence[Point]) -> Stragglers:

@@ -12,6 +12,9 @@ from lockstep.benchmark.units import duration, percent, quantity
 GOOD_ERROR = 0.15
 """A larger error on points held back is said to be one."""
 
+MUCH = 0.1
+"""Of the cores that ranks may use, other processes should keep a smaller share busy."""
+
 FAR = 4
 """More ranks than this many times those measured are far from what was measured."""
 
@@ -40,7 +43,7 @@ def _best(result: Forecast) -> str:
     if result.stop is None or not before:
         return ""
     best = max(before, key=lambda row: row.steps_per_s)
-    return f" Up to {_ranks(best.setting.num_ranks)} it pays: {quantity(best.steps_per_s, 'env steps/s')}."
+    return f" Up to {_ranks(best.setting.num_ranks)} it pays: {best.steps_per_s:,.0f} env steps/s."
 
 
 def _cause_in_words(result: Forecast, row: Row) -> str:
@@ -83,7 +86,7 @@ def model_in_words(model: Model) -> list[str]:
     terms = ", ".join(_price(each) for each in model.compute.prices)
     lines = [f"computing: {terms}"]
     if model.compute.left_out:
-        lines.append(f"not used: {'; '.join(model.compute.left_out)}")
+        lines.append(f"not used: {_left_out(model.compute.left_out)}")
     if not model.points[0].setting.on_gpu:
         busy = f"all other cores of the node busy: {percent(model.compute.slowdown)} longer"
         if model.turns_overhead is not None:
@@ -91,14 +94,19 @@ def model_in_words(model: Model) -> list[str]:
         lines.append(busy)
     for name, network in (("inside a node", model.inside), ("between nodes", model.between)):
         if network is not None:
-            speed = quantity(1 / network.byte_s, "B/s") if network.byte_s else "unlimited"
+            speed = quantity(1 / network.byte_s, "B/s") if network.byte_s else "no time for their bytes"
             lines.append(f"exchanges {name}: {duration(network.latency_s)} each step, {speed}")
     lines.append(f"ranks differ by chance: standard deviation {percent(model.stragglers.deviation)} of computing")
     return lines
 
 
+def _left_out(terms: Sequence[tuple[str, str]]) -> str:
+    reasons = dict.fromkeys(reason for _, reason in terms)
+    return "; ".join(f"{', '.join(name for name, why in terms if why == reason)}: {reason}" for reason in reasons)
+
+
 def _price(price: Price) -> str:
-    return f"{price.term.words} ({price.term.phase}) {_tiny(price.seconds)}"
+    return f"{price.term.name} {_tiny(price.seconds)}"
 
 
 def _tiny(seconds: float) -> str:
@@ -119,9 +127,9 @@ def error_in_words(result: Forecast) -> str:
 
 
 def _named(setting: Setting) -> str:
+    cores = "" if setting.on_gpu else f" on {setting.allowed_cores} cores"
     return (
-        f"{_ranks(setting.num_ranks)}, {setting.num_envs} envs each, "
-        f"{quantity(setting.work.num_parameters, 'parameters')}"
+        f"{_ranks(setting.num_ranks)}{cores}, {setting.num_envs} envs each, {setting.work.num_parameters:,} parameters"
     )
 
 
@@ -142,6 +150,13 @@ def warnings_of(result: Forecast) -> list[str]:
     envs = [each.setting.num_envs for each in points]
     if not min(envs) <= largest.num_envs <= max(envs):
         found.append(f"{largest.num_envs} envs per rank were never measured, only {_range(envs)}")
+    disturbed = [each for each in points if each.disturbed > MUCH]
+    if disturbed:
+        most = max(disturbed, key=lambda each: each.disturbed)
+        found.append(
+            f"other processes kept cores busy in {len(disturbed)} of {len(points)} measured settings, in "
+            f"{most.names[0]} {percent(most.disturbed)} of them; measure again without them"
+        )
     return [*found, *_about_ranks(points, largest), *_about_cores(points, result), *_about_exchanges(model, result)]
 
 
@@ -191,7 +206,7 @@ def _about_exchanges(model: Model, result: Forecast) -> list[str]:
             "network given; messages are taken to be a gradient for each minibatch"
         )
     elif model.inside is None:
-        found.append("no bundle shows exchanges inside a node without ranks that wait for cores: they count as free")
+        found.append("exchanges inside a node were seen only where ranks wait for cores, if at all: they count as free")
     if not model.stragglers.is_measured:
         found.append("how ranks differ is guessed from how the iterations of a rank differ")
     return found

@@ -111,12 +111,12 @@ def _print_table(result: Forecast) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from lockstep.benchmark.units import duration, percent, quantity
+    from lockstep.benchmark.units import duration, percent
 
     setting = result.rows[0].setting
     print(
         f"{setting.num_envs} envs per rank, {setting.work.num_steps_per_env} steps each per iteration, networks of "
-        f"{quantity(setting.work.num_parameters, 'parameters')}\n"
+        f"{setting.work.num_parameters:,} parameters\n"
     )
     terminal = sys.stdout.isatty()
     table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
