@@ -1,5 +1,6 @@
 """``lockstep report``: one HTML page of runs and benchmarks, that needs no network."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ from lockstep.core.files import exists, is_folder
 HELP = """\
 usage: lockstep report RUN_DIR_OR_BUNDLE [RUN_DIR_OR_BUNDLE ...] [--output FILE.html]
 
-Make one HTML page of runs and of the bundles that lockstep benchmark wrote: learning curves, throughput, where the time
-goes, a table of all ranks, hardware, versions and settings; several bundles of one kind and task are compared. The page
-needs no network and no other file; it reads on a phone and on paper, in light and dark.
+Make one HTML page of runs and of what lockstep benchmark wrote (bundles, and scaling.json of a sweep): learning curves,
+throughput, where the time goes, a table of all ranks, hardware, versions and settings; several bundles of one kind and
+task are compared. The page needs no network and no other file; it reads on a phone and on paper, in light and dark.
 
   --output FILE.html   the page (default: report.html, in the run directory if one run is all that is given, else here);
                        an older one is replaced
 """
+
+_MAX_NAME_BYTES = 220  # of the 255 that file systems take; the rest is for the name of the unfinished file
 
 _FLAGS = {"output": Takes.ONE}
 
@@ -58,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
     from lockstep.core.files import write_atomic
 
     inputs = read_inputs(paths)
-    page = make_page(inputs, short_names([str(path) for path, _ in inputs.bundles]))
+    files = list(dict.fromkeys(path for path, _ in (*inputs.bundles, *inputs.sweeps)))
+    page = make_page(inputs, dict(zip(files, short_names([str(path) for path in files]), strict=True)))
     write_atomic(output, page)
     for note in inputs.left_out:
         print(f"left out: {note}", file=sys.stderr)
@@ -80,6 +84,8 @@ def _output(arguments: Arguments, paths: Sequence[Path]) -> Path:
     if not is_folder(output.parent):
         why = "is no folder" if exists(output.parent) else "does not exist"
         raise UsageError(f"--output {output} can't be written: {output.parent} {why}; make it, or name another file")
+    if len(os.fsencode(output.name)) > _MAX_NAME_BYTES:
+        raise UsageError(f"--output {output.name[:40]}...: the name is longer than {_MAX_NAME_BYTES} bytes; shorten it")
     if any(exists(path) and output.resolve() == path.resolve() for path in paths):
         raise UsageError(f"--output {output} would replace what the report is made of; name another file")
     return output

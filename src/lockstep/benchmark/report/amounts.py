@@ -56,7 +56,7 @@ def rate(value: float | None) -> str:
 
 def share(value: float | None) -> str:
     """Return a part of a whole: ``12.3 %``."""
-    return NOTHING if value is None else f"{value * 100:.1f} %"
+    return NOTHING if value is None else f"{round(value * 100, 1) + 0.0:.1f} %"
 
 
 def percent(value: float | None) -> str:
@@ -104,13 +104,11 @@ def digits(value: float) -> str:
     size = abs(value)
     if size >= 1e6 or 0 < size < 1e-3:
         return f"{value:.2e}"
-    return (
-        f"{value:.0f}"
-        if size >= 100 or size == 0
-        else f"{value:.{2 if size < 10 else 1}f}"
-        if size >= 0.1
-        else f"{value:.2g}"
-    )
+    if size >= 99.95 or size == 0:
+        return f"{value:.0f}"
+    if size < 0.0995:
+        return f"{value:.2g}"
+    return f"{value:.{2 if size < 9.995 else 1}f}"
 
 
 def within(spread: Spread, scale: Scale) -> str:

@@ -98,7 +98,7 @@ def _blocks(bundle: Bundle, prefix: str) -> Iterator[Block]:
     if bundle.runtime is not None:
         yield from exchange_table(bundle.runtime)
     yield from device_table(bundle)
-    yield node_table(bundle)
+    yield node_table(bundle.hardware)
     yield from _facts(bundle)
     yield Text("Configuration", yaml.safe_dump(bundle.run.config, sort_keys=False, allow_unicode=True))
 

@@ -138,8 +138,13 @@ def split_chart(parts: Sequence[tuple[str, float]], label: str, prefix: str) -> 
         return inline(figure, label, prefix, stretch=True)
 
 
-def columns_chart(layers: Mapping[str, Array], labels: Labels, label: str, prefix: str) -> Markup:
-    """Return a column for each rank, in parts; ``layers`` maps the role of a colour to values ``(num_ranks,)``."""
+def columns_chart(
+    layers: Mapping[str, Array], labels: Labels, label: str, prefix: str, names: Sequence[str] = ()
+) -> Markup:
+    """Return columns in parts; ``layers`` maps the role of a colour to values ``(num_columns,)``.
+
+    Without ``names`` the columns are numbered from 0 on.
+    """
     from matplotlib.ticker import MaxNLocator
 
     with drawing():
@@ -154,7 +159,10 @@ def columns_chart(layers: Mapping[str, Array], labels: Labels, label: str, prefi
                 axes.stairs(bottom + heights, edges, baseline=bottom, fill=True, color=color(role), linewidth=0)
             bottom = bottom + heights
         axes.set_xlim(-0.6, size - 0.4)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=_STEPS))
+        if names:
+            axes.set_xticks(range(size), names)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=_STEPS))
         axes.xaxis.grid(False)
         _label(axes, labels, whole=True)
         return inline(figure, label, prefix)

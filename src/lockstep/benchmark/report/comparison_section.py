@@ -106,7 +106,7 @@ def _throughput_table(comparison: Comparison) -> Table:
         Column("p90", "", "a tenth of the iterations take longer"),
         Column("ranks"),
         Column("nodes"),
-        Column("envs on each rank"),
+        Column("envs per rank"),
         Column("envs"),
     )
     return Table("Throughput, in figures", columns, tuple(_throughput_row(entry) for entry in comparison.entries))

@@ -1,4 +1,4 @@
-"""What a report is made of: run directories and bundles, told apart by what they hold."""
+"""What a report is made of: run directories, bundles and scaling sweeps, told apart by what they hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lockstep.benchmark.bundle import parse_bundle
 from lockstep.benchmark.report.run_record import RunRecord, read_run
+from lockstep.benchmark.scaling_result import ScalingResult, is_scaling, parse_scaling
 from lockstep.benchmark.schema import Bundle
 from lockstep.core.errors import UsageError
 from lockstep.core.files import exists, is_folder, read_json, why_unseen
@@ -18,10 +19,11 @@ class Inputs:
     runs: tuple[RunRecord, ...]
     bundles: tuple[tuple[Path, Bundle], ...]
     left_out: tuple[str, ...]
+    sweeps: tuple[tuple[Path, ScalingResult], ...] = ()
 
 
 def read_inputs(paths: Sequence[Path]) -> Inputs:
-    """Read run directories and bundles.
+    """Read run directories, bundles and the results of sweeps.
 
     Raises:
         UsageError: nothing is there by one of the names, or none of them can be read.
@@ -32,22 +34,27 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             raise UsageError(f"there is no {path}{why}; give run directories, or bundles that lockstep benchmark wrote")
     runs: list[RunRecord] = []
     bundles: list[tuple[Path, Bundle]] = []
+    sweeps: list[tuple[Path, ScalingResult]] = []
     left_out: list[str] = []
     for path in paths:
         try:
             if is_folder(path):
                 runs.append(read_run(path))
+                continue
+            found = _read_file(path)
+            if isinstance(found, Bundle):
+                bundles.append((path, found))
             else:
-                bundles.append((path, _read_file(path)))
+                sweeps.append((path, found))
         except UsageError as error:
             left_out.append(str(error))
-    if not runs and not bundles:
+    if not runs and not bundles and not sweeps:
         more = f" (nor can {len(left_out) - 1} more be read)" if len(left_out) > 1 else ""
         raise UsageError(f"{left_out[0]}{more}")
-    return Inputs(tuple(runs), tuple(bundles), tuple(left_out))
+    return Inputs(tuple(runs), tuple(bundles), tuple(left_out), tuple(sweeps))
 
 
-def _read_file(path: Path) -> Bundle:
+def _read_file(path: Path) -> Bundle | ScalingResult:
     try:
         content = read_json(path)
     except OSError as error:
@@ -56,4 +63,4 @@ def _read_file(path: Path) -> Bundle:
         raise UsageError(
             f"{path} is no JSON ({error}); give run directories, or bundles that lockstep benchmark wrote"
         ) from None
-    return parse_bundle(content, str(path))
+    return parse_scaling(content, str(path)) if is_scaling(content) else parse_bundle(content, str(path))

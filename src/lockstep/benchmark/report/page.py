@@ -1,6 +1,6 @@
 """One HTML page that tells of runs and bundles, and needs nothing but itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -14,18 +14,21 @@ from lockstep.benchmark.report.comparison_section import comparison_sections
 from lockstep.benchmark.report.content import Section, Words
 from lockstep.benchmark.report.inputs import Inputs
 from lockstep.benchmark.report.run_section import run_section
+from lockstep.benchmark.report.scaling_section import scaling_section
 
 
-def make_page(inputs: Inputs, names: Sequence[str]) -> str:
+def make_page(inputs: Inputs, names: Mapping[Path, str]) -> str:
     """Return the page.
 
     Args:
         inputs: at least one of them.
-        names: of the bundles, as the page shall call them.
+        names: of the bundles and sweeps, as the page shall call them.
     """
-    named = [(name, bundle) for name, (_, bundle) in zip(names, inputs.bundles, strict=True)]
+    named = [(names[path], bundle) for path, bundle in inputs.bundles]
+    sweeps = [(names[path], sweep) for path, sweep in inputs.sweeps]
     with np.errstate(all="ignore"):  # a damaged file may hold numbers beyond all measure
         sections = [
+            *(scaling_section(sweep, name, number) for number, (name, sweep) in enumerate(sweeps, 1)),
             *comparison_sections(named),
             *(bundle_section(bundle, name, number) for number, (name, bundle) in enumerate(named, 1)),
             *(run_section(run, number) for number, run in enumerate(inputs.runs, 1)),
@@ -47,10 +50,16 @@ def make_page(inputs: Inputs, names: Sequence[str]) -> str:
 
 
 def _title(inputs: Inputs) -> str:
-    tasks = dict.fromkeys([*(bundle.run.task for _, bundle in inputs.bundles), *(run.task for run in inputs.runs)])
+    tasks = dict.fromkeys(
+        [
+            *(sweep.task for _, sweep in inputs.sweeps),
+            *(bundle.run.task for _, bundle in inputs.bundles),
+            *(run.task for run in inputs.runs),
+        ]
+    )
     shown = ", ".join(tasks) if len(tasks) <= 3 else plural(len(tasks), "task")
-    parts = [(len(inputs.runs), "run"), (len(inputs.bundles), "benchmark")]
-    return f"{shown}: {' and '.join(plural(number, word) for number, word in parts if number)}"
+    parts = [(len(inputs.sweeps), "scaling sweep"), (len(inputs.bundles), "benchmark"), (len(inputs.runs), "run")]
+    return f"{shown}: {', '.join(plural(number, word) for number, word in parts if number)}"
 
 
 def _contents(sections: Sequence[Section]) -> list[Section]:

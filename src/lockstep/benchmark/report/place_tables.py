@@ -1,7 +1,7 @@
 """Tables of where a benchmark ran and what was exchanged: nodes, devices, exchanges."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lockstep.benchmark.report.amounts import NOTHING, count, digits, num_bytes, percent, seconds
 from lockstep.benchmark.report.content import Cell, Column, Row, Table
@@ -81,7 +81,7 @@ def _memory_cell(use: Use | None) -> Cell:
     return Cell(NOTHING) if use is None else Cell(num_bytes(use.mean), use.mean, num_bytes(use.peak), use.peak)
 
 
-def node_table(bundle: Bundle) -> Table:
+def node_table(nodes: Sequence[NodeHardware]) -> Table:
     """Return the hardware of every node."""
     columns = (
         Column("node"),
@@ -94,7 +94,7 @@ def node_table(bundle: Bundle) -> Table:
         Column("driver", is_number=False),
         Column("platform", is_number=False),
     )
-    return without_empty(Table("Hardware of every node", columns, tuple(_node_row(node) for node in bundle.hardware)))
+    return without_empty(Table("Hardware of every node", columns, tuple(_node_row(node) for node in nodes)))
 
 
 def _node_row(node: NodeHardware) -> Row:

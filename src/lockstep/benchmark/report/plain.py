@@ -19,7 +19,7 @@ def as_text(value: Any) -> str:
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:
-    if value is None or value == "":
+    if value is None or value in ("", [], {}):
         yield NOTHING
     elif isinstance(value, bool):
         yield "yes" if value else "no"

@@ -24,6 +24,7 @@ _VARIABLES = {color: f"var(--{role})" for role, color in _STAND_INS.items()}
 
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _FONT = re.compile(r"font: (?:[a-z0-9]+ )*?([\d.]+px) [^;]*")
+_FAMILY = re.compile(r"font-family: [^;]*;?\s*")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _DROPPED = ("metadata", "style", "title")
 
@@ -140,7 +141,7 @@ def _prefixed(name: str, value: str, prefix: str) -> str:
 
 def _themed(value: str) -> str:
     """Return an attribute with the page's own colours and font."""
-    value = _FONT.sub(r"font-size: \1", value)
+    value = _FAMILY.sub("", _FONT.sub(r"font-size: \1", value))  # matplotlib's versions differ in how they say it
     return _COLOR.sub(lambda match: _VARIABLES.get(match[0], match[0]), value)
 
 
