@@ -67,22 +67,32 @@ def train(
     on_gpu = device == "cuda"
     busy_others = 0.0 if on_gpu else (min(here, allowed) - 1) / max(1, world.num_cores - 1)
     turns = 1.0 if on_gpu else max(1.0, here / allowed)
-    stretched = factor * (1 + world.slowdown * busy_others)
-    rollout_s = stretched * (num_envs * NUM_STEPS * world.step_s + NUM_STEPS * world.call_s)
-    samples = num_envs * NUM_STEPS * NUM_EPOCHS
-    update_s = stretched * (NUM_EPOCHS * NUM_MINI_BATCHES * world.minibatch_s + 3 * samples * flops * world.product_s)
+    rollout_s, update_s = _alone_s(world, num_envs, flops, factor * (1 + world.slowdown * busy_others))
     own_s = [(rollout_s + update_s) * (slow or {}).get(rank, 1.0) for rank in range(num_ranks)]
     longer = turns * (1 + world.turns_overhead) if turns > 1 else 1.0
     compute_s = [each * longer for each in own_s]
-    sizes = {"gradients": (NUM_EPOCHS * NUM_MINI_BATCHES, 2.0 * flops), "metrics": (1, 100.0)}
-    exchanges = [] if num_ranks == 1 else [_exchange(world, num_ranks, tag, *size) for tag, size in sizes.items()]
-    communication_s = sum(each["num"] * each["communication_s"] for each in exchanges)
-    mean_s = sum(compute_s) / num_ranks
-    chance_s = world.straggler_s if num_ranks > 1 else 0.0
-    iteration_s = max(compute_s) + chance_s + communication_s
     content = make_bundle("training", [num_envs] * num_ranks, None, num_nodes, device).model_dump()
     content |= {"compute_spread": spread_of(compute_s).model_dump(), "slowest_rank": compute_s.index(max(compute_s))}
-    content["work"] = {
+    content["work"] = _work(flops)
+    for node in content["hardware"]:
+        node |= {"num_cores": world.num_cores, "num_allowed_cores": allowed}
+    for rank, own, computed in zip(content["ranks"], own_s, compute_s, strict=True):
+        rank |= {"threads": 1, "compute_s": _use(computed), "contention_s": _use(computed - own)}
+        rank |= {"rollout_s": _use(rollout_s), "update_s": _use(update_s), "others_cpu_percent": _use(0.0)}
+    content["runtime"] |= _runtime(world, flops, own_s, compute_s)
+    return Bundle.model_validate(content)
+
+
+def _alone_s(world: World, num_envs: int, flops: float, stretched: float) -> tuple[float, float]:
+    """Return what rollout and update take, all of it longer by a factor."""
+    samples = num_envs * NUM_STEPS
+    minibatches_s = NUM_EPOCHS * NUM_MINI_BATCHES * world.minibatch_s
+    products_s = 3 * NUM_EPOCHS * samples * flops * world.product_s  # forward, and twice that backward
+    return stretched * (samples * world.step_s + NUM_STEPS * world.call_s), stretched * (minibatches_s + products_s)
+
+
+def _work(flops: float) -> dict[str, Any]:
+    return {
         "num_steps_per_env": NUM_STEPS,
         "num_learning_epochs": NUM_EPOCHS,
         "num_mini_batches": NUM_MINI_BATCHES,
@@ -90,29 +100,25 @@ def train(
         "flops_per_action": flops / 2,
         "flops_per_sample": flops,
     }
-    for node in content["hardware"]:
-        node |= {"num_cores": world.num_cores, "num_allowed_cores": allowed}
-    for rank in content["ranks"]:
-        own = own_s[rank["rank"]]
-        rank |= {
-            "threads": 1,
-            "compute_s": _use(compute_s[rank["rank"]]),
-            "rollout_s": _use(rollout_s),
-            "update_s": _use(update_s),
-        }
-        rank |= {"contention_s": _use(compute_s[rank["rank"]] - own), "others_cpu_percent": _use(0.0)}
-        rank |= {"communication_s": _use(communication_s)}
-    content["runtime"] |= {
-        "iteration_s": spread_of([iteration_s] * 3).model_dump(),
+
+
+def _runtime(world: World, flops: float, own_s: list[float], compute_s: list[float]) -> dict[str, Any]:
+    num_ranks = len(own_s)
+    sizes = {"gradients": (NUM_EPOCHS * NUM_MINI_BATCHES, 2.0 * flops), "metrics": (1, 100.0)}
+    exchanges = [] if num_ranks == 1 else [_exchange(world, num_ranks, tag, *size) for tag, size in sizes.items()]
+    communication_s = sum(each["num"] * each["communication_s"] for each in exchanges)
+    own_mean_s, mean_s = sum(own_s) / num_ranks, sum(compute_s) / num_ranks
+    chance_s = world.straggler_s if num_ranks > 1 else 0.0
+    return {
+        "iteration_s": spread_of([max(compute_s) + chance_s + communication_s] * 3).model_dump(),
         "exchanges": exchanges,
         "split": {
-            "compute_s": sum(own_s) / num_ranks,
-            "contention_s": mean_s - sum(own_s) / num_ranks,
+            "compute_s": own_mean_s,
+            "contention_s": mean_s - own_mean_s,
             "straggler_wait_s": max(0.0, max(compute_s) - mean_s) + chance_s,
             "communication_s": communication_s,
         },
     }
-    return Bundle.model_validate(content)
 
 
 def _exchange(world: World, num_ranks: int, tag: str, num: int, num_bytes: float) -> dict[str, Any]:

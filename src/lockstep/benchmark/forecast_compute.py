@@ -127,7 +127,7 @@ def fit_compute(points: Sequence[Point]) -> ComputeModel:
     chosen = _choose(points, all_terms, factors, left_out)
     serial_share, slowdown = _seek(points, chosen, sought)
     prices, _ = _prices(points, chosen, [_factor(each.setting, serial_share, slowdown) for each in points])
-    used = tuple(Price(term, seconds) for term, seconds in zip(chosen, prices, strict=True) if seconds > 0)
+    used = tuple(Price(term, float(seconds)) for term, seconds in zip(chosen, prices, strict=True) if seconds > 0)
     if len(threads) > 1 and not sought[0]:
         left_out.append(("threads of a rank", "can't be told from busy cores"))
     return ComputeModel(used, serial_share, slowdown, tuple(left_out))

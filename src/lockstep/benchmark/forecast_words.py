@@ -69,7 +69,7 @@ def _cause_in_words(result: Forecast, row: Row) -> str:
         threads = setting.ranks_per_node * setting.threads
         return f"ranks that take turns on cores ({threads} threads on {setting.allowed_cores} cores of a node)"
     if result.cause == "shared_memory":
-        return "what the ranks of a node share beside cores, its memory and caches (all its cores are busy)"
+        return "what the ranks of a node share beside cores, its memory and caches, as more of its cores are busy"
     if result.cause == "lagging" and lagging is not None:
         return (
             f"a straggler: rank {lagging.rank} on {lagging.host} computes {percent(lagging.share)} longer than the "
