@@ -33,8 +33,9 @@ class Stragglers:
         return self.deviation * compute_s * expected_maximum(num_ranks)
 
     def by_lagging_s(self, num_ranks: int, compute_s: float) -> float:
-        """Return how much longer the lagging rank takes, in a job of several ranks."""
-        return 0.0 if self.lagging is None or num_ranks == 1 else self.lagging.share * compute_s
+        """Return how much longer the lagging rank takes, in a job of several ranks that it belongs to."""
+        belongs = self.lagging is not None and num_ranks > max(1, self.lagging.rank)
+        return self.lagging.share * compute_s if self.lagging is not None and belongs else 0.0
 
 
 def expected_maximum(num_ranks: int) -> float:

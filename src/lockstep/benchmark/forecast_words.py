@@ -207,6 +207,8 @@ def _about_exchanges(model: Model, result: Forecast) -> list[str]:
         )
     elif model.inside is None:
         found.append("exchanges inside a node were seen only where ranks wait for cores, if at all: they count as free")
+    if largest.num_nodes > 1 and model.between is None:
+        found.append("no bundle of several nodes tells what its exchanges took: they count as free")
     if not model.stragglers.is_measured:
         found.append("how ranks differ is guessed from how the iterations of a rank differ")
     return found
