@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lockstep.benchmark.bundle import read_bundle, write_bundle
 from lockstep.benchmark.scaling import Sweep, interval_of, order_of, run_sweep
 from lockstep.benchmark.scaling_picture import draw_scaling
 from lockstep.benchmark.scaling_result import CountResult, ScalingResult, parse_scaling, read_scaling, write_scaling
+from lockstep.benchmark.scaling_screen import render
 from lockstep.benchmark.schema import Bundle, Finding
 from lockstep.core.errors import RunError, UsageError
 from tests.unit.bundle_fixtures import make_bundle
@@ -118,17 +120,22 @@ def test_strong_scaling_is_speedup_over_ranks(sweep: Callable[..., ScalingResult
 
 
 def test_what_is_missing_is_shared_out_over_the_parts_of_an_iteration(sweep: Callable[..., ScalingResult]) -> None:
-    # 100 ms at 1 rank become 160 ms: 10 ms more computing, 30 ms without a core, 15 ms waiting, 5 ms exchanging.
+    # 100 ms at 1 rank become 160 ms: 12 ms more computing, 28 ms without a core, 15 ms waiting, 5 ms exchanging.
     one = job(1, 0.1, (0.09, 0.01, 0.0, 0.0))
-    two = job(2, 0.16, (0.1, 0.04, 0.015, 0.005))
-    losses = last_of(sweep({1: [one], 2: [two]})).losses
+    two = job(2, 0.16, (0.102, 0.038, 0.015, 0.005))
+    count = last_of(sweep({1: [one], 2: [two]}))
+    losses = count.losses
     assert losses is not None
     assert losses.total == pytest.approx(0.06 / 0.16)
-    assert losses.compute == pytest.approx(0.01 / 0.16)
-    assert losses.contention == pytest.approx(0.03 / 0.16)
+    assert losses.compute == pytest.approx(0.012 / 0.16)
+    assert losses.contention == pytest.approx(0.028 / 0.16)
     assert losses.straggler_wait == pytest.approx(0.015 / 0.16)
     assert losses.communication == pytest.approx(0.005 / 0.16)
     assert losses.rest == pytest.approx(0, abs=1e-12)
+    assert count.verdict.endswith(
+        "Of the ideal, more time goes to ready ranks without a core (18 %), waiting for later ranks (9.4 %), computing "
+        "(7.5 %), communication (3.1 %)."
+    )
 
 
 def test_strong_scaling_compares_with_a_part_of_the_work(sweep: Callable[..., ScalingResult]) -> None:
@@ -149,7 +156,7 @@ def test_cpu_time_that_grows_beside_others_is_a_shared_memory_system(sweep: Call
     (finding,) = last_of(result).findings
     assert finding.reason == "shared_memory_system"
     assert finding.lost_share == pytest.approx(0.04 / 0.14)
-    assert "40 ms of each iteration (29 %)" in finding.words
+    assert "40 ms longer per iteration (29 %)" in finding.words
     assert [each.reason for each in result.counts[0].findings] == ["nothing_lost"]
 
 
@@ -243,6 +250,21 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
 def test_equal_values_have_an_interval_of_no_width() -> None:
     found = interval_of([0.5, 0.5, 0.5], 0.95)
     assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_table_has_a_row_for_each_number_of_ranks(is_terminal: bool, sweep: Callable[..., ScalingResult]) -> None:
+    one, two = job(1, 0.1), job(2, 0.16, (0.1, 0.04, 0.015, 0.005))
+    console = Console(width=300, markup=False, highlight=False)
+    with console.capture() as shown:
+        console.print(render(sweep({1: [one] * 2, 2: [two] * 2}), is_terminal))
+    lines = shown.get().splitlines()
+    assert lines[0].startswith(
+        "weak scaling of cartpole_balance: torch, lockstep ppo, 64 envs per rank, on cpu, 2 rounds"
+    )
+    row = "2 64 19.2 k 30.7 k 62.5 % 160 ms 62.5 % 25.0 % 9.4 % 3.1 %"
+    assert row in [" ".join(line.split()) for line in lines]
+    assert any(line.startswith("2 ranks reach 62.5 %") for line in lines)
 
 
 def test_the_picture_is_drawn_for_any_number_of_rounds(sweep: Callable[..., ScalingResult], tmp_path: Path) -> None:

@@ -59,22 +59,22 @@ def _slower(bundle: Bundle, losses: Losses, iteration_s: float, more_cpu_s: floa
     """Return the finding that ranks compute longer beside one another."""
     more_s = losses.compute * iteration_s
     lost = share(more_s, iteration_s)
-    cost = f"{duration(more_s)} of each iteration ({percent(lost)})"
+    cost = f"{duration(more_s)} longer per iteration ({percent(lost)})"
     if is_strong:
         words = (
-            f"Each rank computes {cost} longer than its part of the smallest job's work should take: what it does does "
-            "not shrink with its envs (small batches are less efficient), or the ranks slow one another down; a sweep "
-            "without --strong tells the two apart."
+            f"Each rank computes {cost} than its part of the smallest job's work should take: what it does "
+            "does not shrink with its envs (small batches are less efficient), or the ranks slow one another down; a "
+            "sweep without --strong tells the two apart."
         )
         return Finding(reason="unknown", rank=None, lost_share=lost, words=words)
     has_cores = not any(is_crowded(node, bundle.ranks) for node in bundle.hardware)
     is_cpu = bundle.ranks[0].device.startswith("cpu")
     if is_cpu and has_cores and more_cpu_s is not None and more_cpu_s >= SEEN * more_s:
         words = (
-            f"The ranks share a memory system: the same work takes each {cost} longer than in the smallest job, "
-            f"{duration(more_cpu_s)} of it more CPU time, though every rank has cores of its own. Memory bandwidth, "
-            "the last cache, a physical core's two hardware threads or the clock of the package are what they share; "
-            "use fewer ranks per socket, or fewer envs per rank."
+            f"The ranks share a memory system: the same work takes each {cost} than in the smallest job, "
+            f"with {duration(more_cpu_s)} more CPU time, though every rank has cores of its own. Memory bandwidth, the "
+            "last cache, a physical core's two hardware threads or the clock of the package are what they share; use "
+            "fewer ranks per socket, or fewer envs per rank."
         )
         return Finding(reason="shared_memory_system", rank=None, lost_share=lost, words=words)
     why = (
@@ -84,7 +84,7 @@ def _slower(bundle: Bundle, losses: Losses, iteration_s: float, more_cpu_s: floa
         if is_cpu
         else "the GPUs share power, PCIe and the cores that start their kernels; compare clocks and gpu_percent"
     )
-    words = f"The same work takes each rank {cost} longer than in the smallest job: {why}."
+    words = f"The same work takes each rank {cost} than in the smallest job: {why}."
     return Finding(reason="unknown", rank=None, lost_share=lost, words=words)
 
 
@@ -102,9 +102,7 @@ def verdict_of(world_size: int, smallest: int, efficiency: Interval, losses: Los
     words = f"{ranks} reach {100 * efficiency.mean:.1f} %{between} of {ideal}."
     if losses is None:
         return f"{words} Where the rest went can't be told."
-    parts = {words: getattr(losses, name) for name, words in PART_WORDS.items()} | {
-        "no part of the iteration": losses.rest
-    }
+    parts = {name: getattr(losses, part) for part, name in PART_WORDS.items()}
     more = sorted(((value, name) for name, value in parts.items() if value >= SAID), reverse=True)
     less = sorted((value, name) for name, value in parts.items() if value <= -SAID)
     told = [
@@ -112,4 +110,6 @@ def verdict_of(world_size: int, smallest: int, efficiency: Interval, losses: Los
         for way, found in (("more time", more), ("less", less))
         if found
     ]
+    if abs(losses.rest) >= NOTABLE:
+        told.append(f"{percent(losses.rest)} is in no part of the mean iteration")
     return f"{words} Of the ideal, {'; '.join(told)}." if told else words
