@@ -63,9 +63,9 @@ def test_gpus_take_nothing_from_one_another() -> None:
 
 def test_the_network_between_nodes_comes_from_its_user_or_from_bundles_of_several_nodes() -> None:
     inside, between = World(latency_s=1e-5, byte_s=1e-9), World(latency_s=2e-4, byte_s=5e-8)
-    bundles = grid(inside, device="cuda")
-    two_nodes = [(f"{flops}", train(between, 4, 1000, flops, device="cuda", num_nodes=2)) for flops in (1e4, 1e5)]
-    held_back = train(between, 16, 1000, 50_000.0, device="cuda", num_nodes=2)
+    bundles = grid(inside)
+    two_nodes = [(f"{flops}", train(between, 4, 1000, flops, num_nodes=2)) for flops in (1e4, 1e5)]
+    held_back = train(between, 16, 1000, 50_000.0, num_nodes=2)
     assert error([*bundles, *two_nodes], held_back) == pytest.approx(0.0, abs=0.01)
     assert error(bundles, held_back, Network(2e-4 - 1e-5, 5e-8)) == pytest.approx(0.0, abs=0.01)
     assert error(bundles, held_back) < -0.1

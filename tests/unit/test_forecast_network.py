@@ -74,8 +74,31 @@ def test_a_byte_takes_eight_times_as_long_as_a_bit(number: int, prefix: str) -> 
 
 def test_a_ring_of_four_ranks_has_six_steps_and_sends_each_byte_one_and_a_half_times() -> None:
     network = Network(latency_s=0.001, byte_s=1e-6)
-    assert network.all_reduce_s(4, 8000) == pytest.approx((0.006, 0.012))
-    assert network.all_reduce_s(1, 8000) == (0.0, 0.0)
+    assert network.all_reduce_s(4, 8000, has_trees=False) == pytest.approx((0.006, 0.012))
+    assert network.all_reduce_s(1, 8000, has_trees=False) == (0.0, 0.0)
+
+
+def test_a_tree_is_taken_where_it_is_there_and_quicker() -> None:
+    slow_steps, slow_bytes = Network(latency_s=0.001, byte_s=1e-9), Network(latency_s=1e-6, byte_s=1e-6)
+    # 128 ranks: up 7 levels and down again, against 254 steps.
+    assert slow_steps.all_reduce_s(128, 8000, has_trees=True) == pytest.approx((0.014, 1.6e-5))
+    assert slow_steps.all_reduce_s(128, 8000, has_trees=False)[0] == pytest.approx(0.254)
+    # 8 ranks: each byte goes through a link 1.75 times around the ring, and twice in trees.
+    assert slow_bytes.all_reduce_s(8, 8_000_000, has_trees=True) == pytest.approx((1.4e-5, 14.0))
+
+
+def test_what_gpus_took_is_told_apart_by_the_way_that_they_took() -> None:
+    """Of 8 GPUs on 2 nodes small messages go through trees of 6 steps, large ones around a ring of 14."""
+    bundles = []
+    for name, num_bytes, seconds in (("small", 100.0, 6 * 1e-4), ("large", 1e8, 14 * 1e-4 + 1.75 * 0.1)):
+        bundle = train(World(), 8, device="cuda", num_nodes=2, flops=10_000.0 + num_bytes)
+        assert bundle.runtime is not None
+        exchange = bundle.runtime.exchanges[0].model_copy(update={"num_bytes": num_bytes, "communication_s": seconds})
+        runtime = bundle.runtime.model_copy(update={"exchanges": (exchange,)})
+        bundles.append((name, bundle.model_copy(update={"runtime": runtime})))
+    found = fit_network(read_points(bundles))
+    assert found is not None
+    assert (found.latency_s, found.byte_s) == pytest.approx((1e-4, 1e-9), rel=1e-3)
 
 
 def test_a_step_between_nodes_costs_the_software_and_the_way_and_is_as_slow_as_the_slowest_link() -> None:

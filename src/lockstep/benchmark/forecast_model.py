@@ -90,7 +90,7 @@ class Model:
             return 0.0, 0.0
         latency_s = bandwidth_s = 0.0
         for message in self.messages(setting):
-            steps_s, bytes_s = network.all_reduce_s(setting.num_ranks, message.num_bytes)
+            steps_s, bytes_s = network.all_reduce_s(setting.num_ranks, message.num_bytes, setting.on_gpu)
             latency_s += message.num * steps_s
             bandwidth_s += message.num * bytes_s
         return latency_s, bandwidth_s

@@ -54,11 +54,12 @@ def _cause_in_words(result: Forecast, row: Row) -> str:
     where = "inside a node" if setting.num_nodes == 1 else "between nodes"
     lagging = model.stragglers.lagging
     if result.cause == "latency" and network is not None:
-        steps = 2 * (setting.num_ranks - 1)
+        steps, passes = network.steps_and_passes(setting.num_ranks, each, setting.on_gpu)
+        way = "around a ring" if passes < 2 else "up and down a tree"
         return (
             f"the latency of exchanges {where} ({num:.0f} per iteration, each of {steps} steps of "
-            f"{duration(network.latency_s)} around a ring; fewer minibatches or more envs per rank help, a larger "
-            "bandwidth doesn't)"
+            f"{duration(network.latency_s)} {way}; fewer minibatches or more envs per rank help, a larger bandwidth "
+            "doesn't)"
         )
     if result.cause == "bandwidth" and network is not None and network.byte_s > 0:
         return (
