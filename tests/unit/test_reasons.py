@@ -241,6 +241,7 @@ def test_a_compiled_iteration_has_no_phases() -> None:
     (finding,) = reasons_of(steady(0.1, 0.15), is_compiled=True)
     assert (finding.reason, finding.rank) == ("straggler", 1)
     assert "rollout" not in finding.words
+    assert "iterations" not in finding.words  # there is one mean of each rank
 
 
 def test_a_little_of_everything_has_no_single_reason() -> None:

@@ -107,9 +107,10 @@ def _taking_turns(
         )
         return Finding(reason="taking_turns", rank=top, lost_share=lost, words=words)
     rank, count = Counter(last.tolist()).most_common(1)[0]
+    often = f"most often rank {rank}, in {count} of {len(last)} iterations"
     words += (
-        f"; none is always the last (most often rank {rank}, in {count} of {len(last)} iterations). More work between "
-        "exchanges evens it out: more envs per rank, more steps, fewer minibatches."
+        f"; none is always the last{f' ({often})' if len(last) > 1 else ''}. More work between exchanges evens it out: "
+        "more envs per rank, more steps, fewer minibatches."
     )
     return Finding(reason="taking_turns", rank=None, lost_share=lost, words=words)
 
