@@ -7,8 +7,8 @@ from pathlib import Path
 from lockstep.benchmark.bundle import write_bundle
 from lockstep.benchmark.schema import Bundle
 from lockstep.benchmark.summary import lines_of
-from lockstep.core.errors import RunError, UsageError
-from lockstep.core.files import explain, is_folder, require_place
+from lockstep.core.errors import UsageError
+from lockstep.core.files import is_folder, require_place
 
 
 def default_path(log_root: str, kind: str, task: str) -> Path:
@@ -17,7 +17,7 @@ def default_path(log_root: str, kind: str, task: str) -> Path:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a file that can't be written, before there is anything to write.
+    """Refuse a file that can't be written, before there is anything to write; its folder is made.
 
     Raises:
         UsageError: it can't.
@@ -25,6 +25,11 @@ def check_place(path: Path) -> None:
     if is_folder(path):
         raise UsageError(f"output {path} is a folder; give the path of a file, as in --output {path}/result.json")
     require_place("output", path.absolute().parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"output {path}: its folder can't be made ({reason}); choose another --output") from None
 
 
 def keep(bundle: Bundle, path: Path, say: Callable[[str], object]) -> None:
@@ -35,9 +40,5 @@ def keep(bundle: Bundle, path: Path, say: Callable[[str], object]) -> None:
     """
     for line in lines_of(bundle):
         say(line)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(explain(error, path.parent)) from error
     write_bundle(bundle, path)
     say(f"written: {path}; look at it with lockstep report {path}")

@@ -21,6 +21,14 @@ def lines_of(bundle: Bundle) -> Iterator[str]:
         yield _ranks(bundle)
     for finding in bundle.findings:
         yield finding.words
+    success = bundle.learning and bundle.learning.success
+    if success is not None:
+        verdict = "learned" if success.reached else "not learned"
+        needed = f"{success.needed_return:.4g} is needed"
+        yield f"{verdict}: mean return {success.mean_return:.4g} in the evaluation; {needed}"
+    for kind, path in bundle.artifacts.model_dump().items():
+        if path is not None:
+            yield f"{kind.replace('_', ' ')}: {path}"
 
 
 def _envs(bundle: Bundle) -> str:

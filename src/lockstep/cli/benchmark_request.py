@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.benchmark.options import ITERATIONS, REPETITIONS, WARM_UP, Options, check_options
 from lockstep.cli.arguments import Arguments, Takes, flag_name, number, parse, path_of, switched_on, take_out
-from lockstep.cli.launch_request import options_of, split, work_of
+from lockstep.cli.launch_request import PLACE_FLAGS, options_of, split, work_of
 from lockstep.cli.train_request import read as read_training
 from lockstep.core.config import show
 from lockstep.core.errors import UsageError
@@ -47,6 +47,12 @@ def read(kind: "Kind", argv: Sequence[str]) -> tuple["TrainConfig", Options]:
         UsageError: whatever is wrong with it.
     """
     own, rest = _taken_apart(argv)
+    for word in rest:
+        if flag_name(word) in PLACE_FLAGS:
+            raise UsageError(
+                f"{word.partition('=')[0]} says where ranks run, and lockstep benchmark {kind} measures one process; "
+                f"use lockstep benchmark {kind}_multigpu"
+            )
     options = options_in(kind, own)
     check_options(options, topology.from_environment().world_size)
     return read_training(rest).config, options

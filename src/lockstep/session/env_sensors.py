@@ -58,7 +58,7 @@ def _steps(policy: Policy, env: TorchEnv, num_steps: int) -> Iterator[dict[str, 
     names = [f"reward/{name}" for name in env.task.reward_terms] + [f"metric/{name}" for name in env.task.metric_terms]
     for _ in range(num_steps):
         observations = {name: group.numpy() for name, group in env.observations.items()}
-        action = torch.as_tensor(np.asarray(policy(observations)))
+        action = torch.as_tensor(np.asarray(policy(observations)).copy())
         transition = env.step(action)
         policy.reset(transition.done)
         yield {
