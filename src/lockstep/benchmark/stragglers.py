@@ -73,11 +73,8 @@ class Stragglers:
         measured_s = mean_over(self._others, "straggler_wait_s")
         wait_s = self._gap_s if measured_s is None else measured_s
         is_pair = len(self._others) == 1
-        last = (
-            f", {self._one_or_many('the', 'one of them the')} last in {self._num_last} of {self._num_iterations} iterations"
-            if self._num_iterations > 1
-            else ""
-        )
+        last = f", {self._one_or_many('the', 'one of them the')} last in {self._num_last} of {self._num_iterations} "
+        last = f"{last}iterations" if self._num_iterations > 1 else ""
         return (
             f"{introduced(self._slow)}{kind} {self._one_or_many('computes', 'compute')} {duration(self._slow_s)} per "
             f"iteration, {self._rest} {duration(self._others_s)}{longer}{self._phase()}. {self._rest.capitalize()} "
