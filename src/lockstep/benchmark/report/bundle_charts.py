@@ -9,6 +9,7 @@ from lockstep.benchmark.compare_screen import PARTS
 from lockstep.benchmark.report.amounts import digits, plural, rate_scale, seconds, seconds_scale, share
 from lockstep.benchmark.report.charts import Labels, Line, columns_chart, lines_chart, split_chart, spread_chart
 from lockstep.benchmark.report.content import Block, Cell, Chart, Column, Key, Row, Table, Words
+from lockstep.benchmark.report.plain import as_sentence
 from lockstep.benchmark.schema import Bundle, RankFigures, Runtime
 
 _ROLES = {
@@ -22,12 +23,12 @@ _ROLES = {
 def split_of_time(runtime: Runtime, prefix: str) -> Iterator[Block]:
     """Yield the parts of a mean iteration as one bar, or why they are not known."""
     if runtime.split is None:
-        note = runtime.split_note or "The bundle does not tell."
+        note = as_sentence(runtime.split_note or "the bundle does not tell")
         yield Words((("", note),), title="Where the time goes", tone="note")
         return
     shares, parts_s = shares_of(runtime.split), runtime.split.model_dump()
     words = ", ".join(f"{name.replace('_', ' ')} {share(value)}" for name, value in shares.items())
-    note = "" if runtime.split_note is None else f" {runtime.split_note}"
+    note = "" if runtime.split_note is None else f" {as_sentence(runtime.split_note)}"
     yield Chart(
         "Where the time goes",
         split_chart(

@@ -6,6 +6,7 @@ import yaml
 
 from lockstep.benchmark.compare_facts import describe_nodes
 from lockstep.benchmark.report.amounts import (
+    NOTHING,
     count,
     digits,
     duration,
@@ -14,12 +15,12 @@ from lockstep.benchmark.report.amounts import (
     plural,
     quantity,
     rate,
-    rates_within,
+    rate_scale,
     seconds,
     share,
 )
 from lockstep.benchmark.report.bundle_charts import learning_chart, rank_chart, split_of_time, spread_of_iterations
-from lockstep.benchmark.report.content import Block, Cell, Fact, Facts, Section, Text, Words
+from lockstep.benchmark.report.content import Block, Cell, Column, Fact, Facts, Row, Section, Table, Text, Words
 from lockstep.benchmark.report.place_tables import device_table, exchange_table, node_table
 from lockstep.benchmark.report.plain import git_words, time_words
 from lockstep.benchmark.report.rank_table import rank_table
@@ -27,9 +28,9 @@ from lockstep.benchmark.report.startup_blocks import startup_blocks
 from lockstep.benchmark.schema import Bundle, Learning, Runtime
 
 _KINDS = {
-    "startup": "start-up benchmark",
-    "runtime": "runtime benchmark, random actions",
-    "training": "training benchmark",
+    "startup": "start-up",
+    "runtime": "runtime with random actions",
+    "training": "training",
 }
 
 
@@ -44,9 +45,9 @@ def bundle_section(bundle: Bundle, name: str, number: int) -> Section:
     prefix = f"bundle-{number}"
     return Section(
         identifier=prefix,
-        title=f"{bundle.run.task}: {name}",
-        subtitle=f"{_KINDS[bundle.kind]} · {time_words(bundle.run.date)} · {_hosts(bundle)}",
-        badge=bundle.kind,
+        title=f"{bundle.run.task}: {_KINDS[bundle.kind]}",
+        subtitle=f"{name} · {time_words(bundle.run.date)} · {_hosts(bundle)}",
+        badge=plural(bundle.world_size, "rank"),
         headline=_headline(bundle),
         blocks=tuple(_blocks(bundle, prefix)),
     )
@@ -94,6 +95,7 @@ def _blocks(bundle: Bundle, prefix: str) -> Iterator[Block]:
     yield from learning_chart(bundle, prefix)
     if bundle.learning is not None:
         yield Facts(tuple(_learning_facts(bundle.learning)), title="Learning")
+        yield from _metrics(bundle.learning)
     yield rank_table(bundle)
     if bundle.runtime is not None:
         yield from exchange_table(bundle.runtime)
@@ -104,12 +106,11 @@ def _blocks(bundle: Bundle, prefix: str) -> Iterator[Block]:
 
 
 def _key_facts(bundle: Bundle, runtime: Runtime) -> Iterator[Fact]:
-    speed, steps_per_s = runtime.steps_per_s, "env steps/s"
-    yield Fact(
-        "throughput", Cell(quantity(speed), speed, unit=steps_per_s), "of all ranks, over the slowest rank's time"
-    )
-    spread = rates_within(runtime.iteration_steps_per_s).removesuffix(steps_per_s).strip()
-    yield Fact("of single iterations", Cell(spread, unit=steps_per_s), "p10 to p90: eight tenths of them")
+    rates, scale = runtime.iteration_steps_per_s, rate_scale(runtime.steps_per_s)
+    overall = Cell(digits(runtime.steps_per_s / scale.size), runtime.steps_per_s, unit=scale.unit)
+    yield Fact("throughput", overall, "of all ranks, over the slowest rank's time")
+    spread = f"{digits(rates.p10 / scale.size)} to {digits(rates.p90 / scale.size)}"
+    yield Fact("of single iterations", Cell(spread, unit=scale.unit), "p10 to p90: eight tenths of them")
     median = runtime.iteration_s.median
     yield Fact("median iteration", Cell(seconds(median), median), "by its slowest rank")
     shares = per_rank(bundle.num_envs_per_rank)
@@ -141,6 +142,7 @@ def _facts(bundle: Bundle) -> Iterator[Block]:
         ("benchmark id", run.benchmark_id),
         ("command", " ".join(run.command)),
     ]
+    words += [(name, word) for name, word in _artifacts(bundle) if word is not None]
     yield Facts(tuple(Fact(name, Cell(word)) for name, word in words), title="What was run")
     packages = {"python": versions.python, **versions.packages}
     found = [*packages.items(), ("driver", versions.driver), ("CUDA", versions.cuda), ("NCCL", versions.nccl)]
@@ -158,6 +160,10 @@ def _facts(bundle: Bundle) -> Iterator[Block]:
     yield from _work(bundle)
 
 
+def _artifacts(bundle: Bundle) -> tuple[tuple[str, str | None], ...]:
+    return ("video", bundle.artifacts.video), ("env sensors", bundle.artifacts.env_sensors)
+
+
 def _learning_facts(learning: Learning) -> Iterator[Fact]:
     yield Fact("env steps", Cell(count(learning.env_steps), learning.env_steps), "of all ranks, warm-up included")
     if learning.mean_return is not None:
@@ -172,6 +178,16 @@ def _learning_facts(learning: Learning) -> Iterator[Fact]:
             Cell(word),
             f"mean return of an evaluation {digits(success.mean_return)}, needed {digits(success.needed_return)}",
         )
+
+
+def _metrics(learning: Learning) -> Iterator[Table]:
+    rows = tuple(
+        Row((Cell(name), Cell(NOTHING if value is None else f"{value:.6g}", value)))
+        for name, value in learning.metrics.items()
+    )
+    if rows:
+        columns = (Column("metric", is_number=False), Column("value"))
+        yield Table("Metrics of the last iteration", columns, rows, "As metrics.jsonl of a run has them.")
 
 
 def _work(bundle: Bundle) -> Iterator[Facts]:

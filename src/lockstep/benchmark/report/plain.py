@@ -81,6 +81,11 @@ def version_facts(versions: Any) -> tuple[Fact, ...]:
     return tuple(Fact(str(name), Cell(as_text(version))) for name, version in versions.items() if version is not None)
 
 
+def as_sentence(words: str) -> str:
+    """Return words with a capital letter before and a full stop behind."""
+    return f"{words[:1].upper()}{words[1:]}{'' if words.endswith(('.', '!', '?')) else '.'}"
+
+
 def git_words(git: Any) -> str:
     """Return the commit, and whether the checkout was changed since, of each of lockstep and the working folder."""
     if isinstance(git, Mapping) and isinstance(git.get("commit"), str):

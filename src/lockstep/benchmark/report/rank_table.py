@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.benchmark.report.amounts import NOTHING, Scale, bytes_scale, count, digits, seconds_scale
+from lockstep.benchmark.report.amounts import NOTHING, Scale, bytes_scale, count, digits, seconds, seconds_scale, within
 from lockstep.benchmark.report.content import Cell, Column, Row, Table
 from lockstep.benchmark.report.plain import core_list
 from lockstep.benchmark.schema import Bundle, RankFigures, Use
@@ -52,6 +52,10 @@ def rank_table(bundle: Bundle) -> Table:
     explanation = _EXPLANATION["startup" if bundle.kind == "startup" else "runtime"]
     if any(marks):
         explanation += f" Rank {bundle.slowest_rank}, the slowest, is marked."
+    spread = bundle.compute_spread
+    if spread is not None and spread.num > 1:
+        scale = seconds_scale(spread.p90)
+        explanation += f" Own work over ranks: median {seconds(spread.median)}, p10 to p90 {within(spread, scale)}."
     return Table("All ranks, all figures", tuple(columns), rows, explanation)
 
 

@@ -14,8 +14,8 @@ from lockstep.benchmark.report.plain import time_words, version_facts
 from lockstep.benchmark.scaling_result import CountResult, ScalingResult
 
 _MODES = {
-    "weak": "weak scaling: as many envs on every rank, whatever the number of ranks",
-    "strong": "strong scaling: as many envs in total, whatever the number of ranks",
+    "weak": "as many envs on every rank, whatever the number of ranks",
+    "strong": "as many envs in total, whatever the number of ranks",
 }
 _ROLES = {
     "compute": "compute",
@@ -39,9 +39,9 @@ def scaling_section(result: ScalingResult, name: str, number: int) -> Section:
     headline = f"{rate(largest.mean_steps_per_s)} with {plural(largest.world_size, 'rank')}. {largest.verdict}"
     return Section(
         identifier=prefix,
-        title=f"{result.task}: {name}",
-        subtitle=f"{_MODES[result.mode]} · {time_words(result.date)} · {hosts}",
-        badge=f"{result.mode} scaling",
+        title=f"{result.task}: {result.mode} scaling",
+        subtitle=f"{name} · {_MODES[result.mode]} · {time_words(result.date)} · {hosts}",
+        badge=f"{result.counts[0].world_size} to {plural(largest.world_size, 'rank')}",
         headline=headline,
         blocks=tuple(_blocks(result, prefix)),
     )
