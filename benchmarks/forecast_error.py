@@ -18,11 +18,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+import psutil  # type: ignore[import-untyped]
 
 from lockstep.benchmark.bundle import read_bundle
 from lockstep.benchmark.forecast_model import Model, fit_model
@@ -77,21 +80,42 @@ HELD_BACK = {
 }
 
 
-def measure(run: Run, path: Path, arguments: argparse.Namespace) -> None:
-    """Make one bundle.
+def wait_until_idle(arguments: argparse.Namespace) -> None:
+    """Return when other processes leave the cores alone, or patience is at its end."""
+    began = time.monotonic()
+    while psutil.cpu_percent(interval=2.0) > 100 * arguments.most_busy:
+        if time.monotonic() - began > arguments.patience:
+            return
+
+
+def measure(run: Run, path: Path, arguments: argparse.Namespace) -> str:
+    """Make one bundle; return how it went.
 
     Raises:
         SystemExit: the benchmark failed.
     """
     dims = f"{run.width},{run.width}"
+    tried = path.with_suffix(".tried")
     command = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[: run.num_cores]))]
     command += [sys.executable, "-m", "lockstep", "benchmark", "training_multigpu", arguments.task, "--device", "cpu"]
-    command += ["--num_gpus", str(run.num_ranks), "--num_envs", str(run.num_envs), "--output", str(path)]
+    command += ["--num_gpus", str(run.num_ranks), "--num_envs", str(run.num_envs), "--output", str(tried)]
     command += ["--agent.actor_hidden_dims", dims, "--agent.critic_hidden_dims", dims]
     command += ["--warm_up", str(arguments.warm_up), "--iterations", str(arguments.iterations)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
+    least = None
+    for _ in range(arguments.tries):
+        wait_until_idle(arguments)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
+        (point,) = points_of([tried])
+        if least is None or point.disturbed < least.disturbed:
+            least = point
+            tried.replace(path)
+        if least.disturbed <= arguments.most_busy:
+            break
+    tried.unlink(missing_ok=True)
+    assert least is not None
+    return f"{least.iteration_s * 1000:.0f} ms, other processes kept {least.disturbed:.0%} of the cores busy"
 
 
 def measure_all(arguments: argparse.Namespace, folder: Path) -> dict[Run, list[Path]]:
@@ -102,9 +126,8 @@ def measure_all(arguments: argparse.Namespace, folder: Path) -> dict[Run, list[P
         for run in runs:
             path = folder / f"{run.name}_{repeat}.json"
             if not path.exists():
-                measure(run, path, arguments)
-                median_s = read_bundle(path).runtime.iteration_s.median  # type: ignore[union-attr]
-                print(f"repeat {repeat + 1}/{arguments.repeats}: {run.name} {median_s * 1000:.0f} ms", flush=True)
+                how = measure(run, path, arguments)
+                print(f"repeat {repeat + 1}/{arguments.repeats}: {run.name}: {how}", flush=True)
             made[run].append(path)
     return made
 
@@ -201,6 +224,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="of all settings")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--warm_up", type=int, default=3, help="iterations that are not counted")
+    parser.add_argument("--most_busy", type=float, default=0.05, help="share of the cores, by other processes")
+    parser.add_argument("--tries", type=int, default=3, help="of each measurement that is disturbed more")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for an idle machine each time")
     parser.add_argument("--bundles", type=Path, help="folder to keep the bundles in, and to take those there from")
     parser.add_argument("--save", action="store_true", help="write benchmarks/forecast/<date>.json and .md")
     arguments = parser.parse_args()

@@ -148,6 +148,14 @@ def test_turns_that_were_never_measured_are_warned_of() -> None:
     assert not any("more ranks than cores" in each for each in warnings_of(result))
 
 
+def test_ranks_that_do_not_divide_into_the_cores_are_warned_of() -> None:
+    crowded = ("crowded", train(World(num_cores=2), 2, num_cores=1))
+    warnings = warnings_of(foretell([*grid(World(num_cores=2)), crowded], ranks_per_node=3))
+    (warning,) = [each for each in warnings if "do not divide" in each]
+    # Two turns on one of the cores, against one and a half on the mean.
+    assert warning.startswith("3 threads do not divide into 2 cores evenly") and warning.endswith("33 % longer")
+
+
 def test_bundles_of_one_rank_take_the_network_as_given_and_say_so() -> None:
     alone = [(name, bundle) for name, bundle in grid(World()) if bundle.world_size == 1]
     result = foretell(alone, ranks_per_node=2, network=Network(1e-3, 1e-9))

@@ -1,5 +1,6 @@
 """A forecast in words: where scaling stops and by what, what the model is made of, and what it can't know."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -181,6 +182,13 @@ def _about_cores(points: Sequence[Point], result: Forecast) -> list[str]:
         found.append(
             "more ranks than cores were never measured: they are foretold to lose nothing but turns, and lose more; "
             "a bundle of 2 ranks on one core (taskset -c 0 lockstep benchmark training_multigpu --num_gpus 2) tells"
+        )
+    odd = next((each for each in settings if each.load > 1 and each.load % 1), None)
+    if odd is not None:
+        found.append(
+            f"{odd.ranks_per_node * odd.threads} threads do not divide into {odd.allowed_cores} cores evenly; their "
+            "ranks wait for those on the fullest core and may take up to "
+            f"{percent(math.ceil(odd.load) / odd.load - 1)} longer"
         )
     if max(each.busy_share for each in settings) > max(each.setting.busy_share for each in points):
         found.append("a node with as many busy cores was never measured")
