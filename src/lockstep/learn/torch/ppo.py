@@ -19,6 +19,7 @@ from lockstep.learn.torch.gradients import GradientBuffer
 from lockstep.learn.torch.losses import adapt_learning_rate_
 from lockstep.learn.torch.minibatches import Batch, Dealer, Sequences
 from lockstep.learn.torch.networks import ActorCritic, PolicyState
+from lockstep.learn.torch.optimizer import Adam
 from lockstep.learn.torch.passes import RIDERS as RIDERS
 from lockstep.learn.torch.passes import add_gradients_, add_gradients_by_autograd_, are_spelled_out
 from lockstep.learn.torch.rollout import Rollout
@@ -62,7 +63,7 @@ class Ppo:
         self.gradients = GradientBuffer(parameters, RIDERS, comm.world_size)
         # float32 whatever the parameters are: CUDA's fused Adam reads the rate as such.
         self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=first.device)
-        self.optimizer = torch.optim.Adam(parameters.values(), lr=self.learning_rate, fused=True)
+        self.optimizer = Adam(parameters.values(), lr=self.learning_rate, fused=True)
         # Fused Adam leaves everything as it is while this is 1: a bad step is skipped without asking the device.
         self._skip = torch.zeros((), dtype=torch.float32, device=first.device)
         self.optimizer.found_inf = self._skip  # type: ignore[attr-defined]
