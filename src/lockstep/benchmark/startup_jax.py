@@ -14,6 +14,7 @@ from lockstep.learn.jax.loop import JaxRunner
 from lockstep.recipes.catalog import engines_of
 from lockstep.session.jax_envs import PURE_ENGINES, build_env, check_room, platform_of
 from lockstep.session.jax_session import algorithm_of
+from lockstep.session.make_env import ENGINES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +42,8 @@ def build(config: TrainConfig, team: Team, resources: ExitStack, clock: PhaseClo
     if name == "auto":
         name = engines_of(config.task, "jax", on_gpu=platform != "cpu")[0]
     time_engine(clock, PURE_ENGINES.get(name))
+    if name in ENGINES:  # which may step on the host what it shows to JAX
+        time_engine(clock, ENGINES.get(name))
     env = build_env(config, platform, resources)
     check_room(config, env, ranks)
     evaluation_env = None
