@@ -2,10 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lockstep.benchmark.bundle import write_bundle
+from lockstep.benchmark.compare_screen import PARTS
 from lockstep.benchmark.report.amounts import digits, duration, per_rank, rate, seconds, share
 from lockstep.benchmark.scaling import Job, Sweep, result_of
 from lockstep.benchmark.scaling_result import write_scaling
@@ -108,6 +112,37 @@ def test_128_ranks_are_all_there() -> None:
     assert [row[0].split()[0] for row in rows] == [str(rank) for rank in range(128)]
     assert len(page.table("Hardware of every node").rows) == 16
     assert Path("page.html").stat().st_size < 2**20
+
+
+FIGURE = st.floats(0, allow_infinity=False, allow_nan=False) | st.sampled_from([0.0, 5e-324, 1e300, 1.7e308])
+
+
+@settings(max_examples=12)
+@given(
+    speed=st.fixed_dictionaries(dict.fromkeys(("num", "mean", "median", "p10", "p90", "least", "most", "std"), FIGURE)),
+    split=st.fixed_dictionaries({f"{name}_s": FIGURE for name in PARTS}),
+    uses=st.lists(st.none() | st.fixed_dictionaries({"mean": FIGURE, "peak": FIGURE}), min_size=2, max_size=2),
+    returns=st.lists(st.none() | st.floats(allow_infinity=False, allow_nan=False), max_size=4),
+    rate=FIGURE,
+)
+def test_figures_of_any_size_make_a_page(
+    tmp_path_factory: pytest.TempPathFactory,
+    speed: dict[str, Any],
+    split: dict[str, float],
+    uses: list[dict[str, float] | None],
+    returns: list[float | None],
+    rate: float,
+) -> None:
+    content = make_bundle("training").model_dump()
+    content["runtime"] |= {"iteration_s": speed | {"num": 3}, "iteration_steps_per_s": speed | {"num": 3}}
+    content["runtime"] |= {"split": split, "steps_per_s": rate or 1.0}
+    content["learning"]["curve"] = tuple((100 * k, value) for k, value in enumerate(returns))
+    for rank, use in zip(content["ranks"], uses, strict=True):
+        rank |= {"compute_s": use, "memory_bytes": use}
+    folder = tmp_path_factory.mktemp("bundles")
+    for name in ("a", "b"):
+        write_bundle(Bundle.model_validate(content), folder / f"{name}.json")
+    page_of(folder / "a.json", folder / "b.json", output=str(folder / "page.html"))
 
 
 def test_a_start_is_told_phase_by_phase() -> None:

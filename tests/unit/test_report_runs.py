@@ -168,7 +168,7 @@ METRICS = ("env_steps", "wall_s", "steps_per_s", "mean_return", "reward/a", "eva
 TIMES = ("time/rollout_mean", "time/update_mean", "time/step_mean")
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     info=st.dictionaries(st.sampled_from(INFO), JSON | st.lists(RANK, max_size=2) | RANK),
     progress=JSON | st.dictionaries(st.sampled_from(["iteration", "env_steps", "wall_s", "status", "reason"]), JSON),

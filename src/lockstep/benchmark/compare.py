@@ -4,6 +4,7 @@ Only figures of all ranks together are compared, and only of benchmarks that did
 for, the same work in total): no figure of one rank is ever multiplied by a number of ranks.
 """
 
+import math
 from collections.abc import Sequence
 
 from lockstep.benchmark.compare_facts import Difference, differences_of
@@ -152,11 +153,11 @@ def _ratio(bundle: Bundle, first: Bundle) -> Ratio | None:
     if bundle is first:
         return Ratio(value=1.0, low=1.0, high=1.0)
     own, other = bundle.runtime.iteration_steps_per_s, first.runtime.iteration_steps_per_s
-    return Ratio(
-        value=bundle.runtime.steps_per_s / first.runtime.steps_per_s,
-        low=own.p10 / other.p90,
-        high=own.p90 / other.p10,
-    )
+    value = _over(bundle.runtime.steps_per_s, first.runtime.steps_per_s)
+    low, high = _over(own.p10, other.p90), _over(own.p90, other.p10)
+    if value is None or low is None or high is None:
+        return None
+    return Ratio(value=value, low=low, high=high)
 
 
 def shares_of(split: TimeSplit) -> dict[str, float]:
@@ -175,16 +176,22 @@ def _phases(bundle: Bundle, first: Bundle) -> tuple[Phase, ...]:
         Phase(
             name=phase.name,
             cold_s=phase.cold_s and phase.cold_s.median,
-            cold_ratio=_over(phase.cold_s, cold.get(phase.name)),
+            cold_ratio=_median_over(phase.cold_s, cold.get(phase.name)),
             warm_s=phase.warm_s and phase.warm_s.median,
-            warm_ratio=_over(phase.warm_s, warm.get(phase.name)),
+            warm_ratio=_median_over(phase.warm_s, warm.get(phase.name)),
         )
         for phase in bundle.startup.phases
     )
 
 
-def _over(own: Spread | None, other: Spread | None) -> float | None:
-    return own.median / other.median if own and other and other.median else None
+def _median_over(own: Spread | None, other: Spread | None) -> float | None:
+    return None if own is None or other is None else _over(own.median, other.median)
+
+
+def _over(own: float, other: float) -> float | None:
+    """Return a ratio; None where there is none, as of a file that somebody has changed."""
+    ratio = own / other if other else math.inf
+    return ratio if math.isfinite(ratio) else None
 
 
 def _flags(bundles: Sequence[Bundle], names: Sequence[str]) -> tuple[str, ...]:

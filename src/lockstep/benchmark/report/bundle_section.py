@@ -94,7 +94,6 @@ def _blocks(bundle: Bundle, prefix: str) -> Iterator[Block]:
         yield from startup_blocks(bundle.startup, prefix)
     yield from learning_chart(bundle, prefix)
     if bundle.learning is not None:
-        yield Facts(tuple(_learning_facts(bundle.learning)), title="Learning")
         yield from _metrics(bundle.learning)
     yield rank_table(bundle)
     if bundle.runtime is not None:
@@ -148,6 +147,8 @@ def _facts(bundle: Bundle) -> Iterator[Block]:
     found = [*packages.items(), ("driver", versions.driver), ("CUDA", versions.cuda), ("NCCL", versions.nccl)]
     git = [] if run.git is None else [("git", git_words(run.git))]
     yield Facts(tuple(Fact(name, Cell(word)) for name, word in [*found, *git] if word), title="Versions")
+    if bundle.learning is not None:
+        yield Facts(tuple(_learning_facts(bundle.learning)), title="Learning")
     scopes = ("workload_scope", "measurement_scope", "gpu_measurement_scope")
     yield Facts(
         tuple(
@@ -187,7 +188,7 @@ def _metrics(learning: Learning) -> Iterator[Table]:
     )
     if rows:
         columns = (Column("metric", is_number=False), Column("value"))
-        yield Table("Metrics of the last iteration", columns, rows, "As metrics.jsonl of a run has them.")
+        yield Table("Metrics of the last iteration", columns, rows, "As metrics.jsonl of a run has them.", wide=False)
 
 
 def _work(bundle: Bundle) -> Iterator[Facts]:

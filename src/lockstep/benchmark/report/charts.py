@@ -1,6 +1,5 @@
 """The shapes of charts that a report draws: lines, small lines below one another, stacked areas, bars."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -120,10 +119,16 @@ def _heights(values: Array) -> Array:
     return np.where(np.isfinite(values) & (values > 0) & (values < _LARGEST), values, 0.0)
 
 
+def _drawn(size: float) -> float:
+    """Return a length, or 0 for one that can't be drawn."""
+    return size if 0 < size < _LARGEST else 0.0
+
+
 def split_chart(parts: Sequence[tuple[str, float]], label: str, prefix: str) -> Markup:
     """Return one bar in parts, each a role of a colour and a size."""
     from matplotlib.figure import Figure
 
+    parts = [(role, _drawn(size)) for role, size in parts]
     with drawing():
         figure = Figure(figsize=(WIDTH_INCHES, 0.42))
         axes = figure.add_axes((0, 0, 1, 1))
@@ -151,7 +156,8 @@ def columns_chart(
         figure, axes = _figure(2.4)
         size = next(iter(layers.values())).size
         bottom = np.zeros(size)
-        for role, heights in layers.items():
+        for role, values in layers.items():
+            heights = _heights(values)
             if size <= 48:
                 axes.bar(np.arange(size), heights, bottom=bottom, color=color(role), width=0.82)
             else:  # one shape, since the edges of many narrow ones would show
@@ -178,7 +184,7 @@ def bars_chart(bars: Sequence[Bars], roles: Sequence[str], labels: Labels, label
         axes = figure.subplots()
         for number, role in enumerate(roles):
             places = [place - 0.4 + (number + 0.5) * height for place in range(len(bars))]
-            widths = [bar.lengths[number] if math.isfinite(bar.lengths[number]) else 0 for bar in bars]
+            widths = [_drawn(bar.lengths[number]) for bar in bars]
             axes.barh(places, widths, height=0.86 * height, color=color(role))
         axes.set_yticks(range(len(bars)), [_shortened(bar.name, 18) for bar in bars])
         axes.tick_params(axis="y", labelcolor=color("ink"))
@@ -196,15 +202,15 @@ def ranges_chart(ranges: Sequence[Range], labels: Labels, label: str, prefix: st
     with drawing():
         figure = Figure(figsize=(WIDTH_INCHES, 0.36 * len(ranges) + 0.55), layout="constrained")
         axes = figure.subplots()
-        for place, (_, p10, middle, p90) in enumerate(ranges):
-            role = series(place)
+        for place, each in enumerate(ranges):
+            role, (p10, middle, p90) = series(place), map(_drawn, each[1:])
             axes.barh(place, middle, height=0.5, color=color(role), alpha=0.35)
             axes.plot([p10, p90], [place, place], color=color(role), linewidth=4)
             axes.plot([middle], [place], "o", color=color("ink"), markersize=5)
         axes.set_yticks(range(len(ranges)), [_shortened(each.name, 18) for each in ranges])
         axes.tick_params(axis="y", labelcolor=color("ink"))
         axes.set_ylim(len(ranges) - 0.5, -0.5)
-        axes.set_xlim(0, max(max(each.p90, each.middle) for each in ranges) * 1.04 or 1)
+        axes.set_xlim(0, max(_drawn(length) for each in ranges for length in (each.middle, each.p90)) * 1.04 or 1)
         axes.yaxis.grid(False)
         _label(axes, labels)
         return inline(figure, label, prefix)
@@ -217,9 +223,10 @@ def spread_chart(spread: Spread, labels: Labels, label: str, prefix: str) -> Mar
     with drawing():
         figure = Figure(figsize=(WIDTH_INCHES, 0.8), layout="constrained")
         axes = figure.subplots()
-        axes.plot([spread.least, spread.most], [0, 0], color=color("muted"), linewidth=1.5)
-        axes.plot([spread.p10, spread.p90], [0, 0], color=color("series-1"), linewidth=9, solid_capstyle="butt")
-        axes.plot([spread.median], [0], "o", color=color("ink"), markersize=6)
+        least, p10, median, p90, most = map(_drawn, (spread.least, spread.p10, spread.median, spread.p90, spread.most))
+        axes.plot([least, most], [0, 0], color=color("muted"), linewidth=1.5)
+        axes.plot([p10, p90], [0, 0], color=color("series-1"), linewidth=9, solid_capstyle="butt")
+        axes.plot([median], [0], "o", color=color("ink"), markersize=6)
         axes.set_yticks([])
         axes.set_ylim(-1, 1)
         axes.margins(x=0.08)
