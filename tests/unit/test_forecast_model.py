@@ -5,7 +5,7 @@ from lockstep.benchmark.forecast_compute import fit_compute
 from lockstep.benchmark.forecast_model import fit_model, hold_back
 from lockstep.benchmark.forecast_network import Network
 from lockstep.benchmark.forecast_points import Point, read_points
-from lockstep.benchmark.schema import Bundle
+from lockstep.benchmark.schema import Bundle, Use
 from tests.unit.forecast_fixtures import World, grid, train
 
 
@@ -140,6 +140,22 @@ def test_threads_of_a_rank_share_its_work() -> None:
             bundles.append((f"{threads} {num_envs}", bundle.model_copy(update={"ranks": (_with(rank, threads),)})))
     found = fit_compute(read_points(bundles))
     assert found.serial_share == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_core_that_is_taken_from_a_rank_while_it_waits_is_not_taken_from_its_work() -> None:
+    """Of 300 ms that each of two ranks is without its core, 40 ms are in what it computes."""
+    bundle = train(World(), 2)
+    assert bundle.runtime is not None and bundle.runtime.split is not None
+    own_s = bundle.runtime.split.compute_s
+    taken = {"compute_s": Use(mean=own_s + 0.04, peak=1.0), "contention_s": Use(mean=0.3, peak=1.0)}
+    split = bundle.runtime.split.model_copy(update={"contention_s": 0.3, "straggler_wait_s": 0.0})
+    disturbed = bundle.model_copy(
+        update={
+            "ranks": tuple(each.model_copy(update=taken) for each in bundle.ranks),
+            "runtime": bundle.runtime.model_copy(update={"split": split}),
+        }
+    )
+    assert point(disturbed).own_s == pytest.approx(own_s)
 
 
 def _with(rank: object, threads: int) -> object:

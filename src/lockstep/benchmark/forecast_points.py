@@ -201,7 +201,7 @@ def _point(name: str, bundle: Bundle) -> Point:
     iteration, split = runtime.iteration_s, runtime.split
     waits_s = None if split is None else split.straggler_wait_s
     communication_s = None if split is None else split.communication_s
-    own = [_own_s(each, iteration.median / iteration.mean) for each in bundle.ranks]
+    own = _own_s(bundle)
     known = [seconds for seconds in own if seconds is not None]
     if len(known) == len(own):
         lagging = find_lagging(known, [each.host for each in bundle.ranks])
@@ -238,13 +238,21 @@ def _disturbed(bundle: Bundle) -> float:
     return max(shares, default=0.0)
 
 
-def _own_s(rank: RankFigures, median_over_mean: float) -> float | None:
-    """Return the own work of a rank, without the time in which its core was taken by others."""
-    if rank.compute_s is None:
-        return None
-    if rank.contention_s is None:
-        return rank.compute_s.mean * min(1.0, median_over_mean)
-    return max(0.0, rank.compute_s.mean - rank.contention_s.mean)
+def _own_s(bundle: Bundle) -> list[float | None]:
+    """Return the own work of each rank, without the time in which its core was taken by others."""
+    assert bundle.runtime is not None
+    computed = [each.compute_s.mean for each in bundle.ranks if each.compute_s is not None]
+    taken = [each.contention_s.mean for each in bundle.ranks if each.contention_s is not None]
+    split, iteration = bundle.runtime.split, bundle.runtime.iteration_s
+    if len(computed) < len(bundle.ranks):
+        return [None] * len(bundle.ranks)
+    if len(taken) < len(computed) or split is None:
+        return [seconds * min(1.0, iteration.median / iteration.mean) for seconds in computed]
+    # A rank also lacks its core while it waits for others, which its own work does not hold.
+    in_own_work_s = statistics.fmean(computed) - split.compute_s
+    elsewhere_s = max(0.0, statistics.fmean(taken) - in_own_work_s)
+    pairs = zip(computed, taken, strict=True)
+    return [max(0.0, seconds - max(0.0, without - elsewhere_s)) for seconds, without in pairs]
 
 
 def _parts(own_s: float, ranks: Sequence[RankFigures]) -> tuple[float | None, float | None]:
