@@ -98,6 +98,19 @@ def test_a_run_without_metrics_or_progress() -> None:
     assert "unknown status" in page.text
 
 
+def test_several_runs_of_a_task_are_put_beside_each_other() -> None:
+    first = make_run(Path("first"))
+    second = make_run(Path("second"), [make_record(k, mean_return=33.0, steps_per_s=5000.0) for k in range(1, 4)])
+    page = page_of(first, second)
+    assert [row[:5] for row in page.table("Runs, in figures").rows] == [
+        ["first", "finished", "125", "–", "20.0 k"],
+        ["second", "finished", "33.0", "–", "5.00 k"],
+    ]
+    labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
+    assert "Mean return by time: first reaches 125; second reaches 33.0" in labels
+    assert "Runs, in figures" not in [table.label for table in page_of(first).tables]
+
+
 def test_half_a_line_is_left_out_and_noted() -> None:
     run = make_run(Path("run"))
     with (run / "metrics.jsonl").open("a") as file:

@@ -14,6 +14,7 @@ from lockstep.benchmark.report.comparison_section import comparison_sections
 from lockstep.benchmark.report.content import Section, Words
 from lockstep.benchmark.report.inputs import Inputs
 from lockstep.benchmark.report.run_section import run_section
+from lockstep.benchmark.report.runs_section import runs_sections
 from lockstep.benchmark.report.scaling_section import scaling_section
 
 
@@ -31,6 +32,7 @@ def make_page(inputs: Inputs, names: Mapping[Path, str]) -> str:
             *(scaling_section(sweep, name, number) for number, (name, sweep) in enumerate(sweeps, 1)),
             *comparison_sections(named),
             *(bundle_section(bundle, name, number) for number, (name, bundle) in enumerate(named, 1)),
+            *runs_sections(inputs.runs),
             *(run_section(run, number) for number, run in enumerate(inputs.runs, 1)),
         ]
     notes = Words(tuple(("", text) for text in inputs.left_out), title="Left out", tone="note")

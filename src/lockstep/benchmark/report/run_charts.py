@@ -64,7 +64,7 @@ def speed_charts(run: RunRecord, prefix: str) -> Iterator[Chart]:
     """Yield throughput over time and the parts of an iteration."""
     rates, times = run.columns.get("steps_per_s"), run.columns.get("wall_s")
     if rates is not None and times is not None and (np.isfinite(rates) & np.isfinite(times)).any():
-        unit, size = _time_unit(float(np.nanmax(times)))
+        unit, size = time_unit(float(np.nanmax(times)))
         line = Line("throughput", times / size, rates, "series-1")
         known = rates[np.isfinite(rates)]
         label = f"Throughput over time: median {rate(float(np.median(known)))} of {known.size} iterations"
@@ -77,7 +77,7 @@ def speed_charts(run: RunRecord, prefix: str) -> Iterator[Chart]:
     yield from _split(run, prefix)
 
 
-def _time_unit(longest_s: float) -> tuple[str, float]:
+def time_unit(longest_s: float) -> tuple[str, float]:
     """Return a unit for an axis, in words, and how many seconds it has."""
     return ("seconds", 1.0) if longest_s < 180 else ("minutes", 60.0) if longest_s < 10_800 else ("hours", 3600.0)
 

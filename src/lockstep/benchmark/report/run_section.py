@@ -74,8 +74,8 @@ def _headline(run: RunRecord, badge: str, meaning: str) -> str:
     reason = run.progress.get("reason")
     why = f": {reason}" if reason else f" ({meaning})"
     done = _iterations(run)
-    steps = quantity(_env_steps(run), "env steps")
-    return f"{badge[:1].upper()}{badge[1:]}{why}. {done}, {steps}, {duration(_wall_s(run))} of training."
+    steps = quantity(env_steps_of(run), "env steps")
+    return f"{badge[:1].upper()}{badge[1:]}{why}. {done}, {steps}, {duration(wall_s_of(run))} of training."
 
 
 def _iterations(run: RunRecord) -> str:
@@ -87,12 +87,14 @@ def _iterations(run: RunRecord) -> str:
     return f"{int(done):,} of {plural(int(planned), 'iteration')}"
 
 
-def _env_steps(run: RunRecord) -> float | None:
+def env_steps_of(run: RunRecord) -> float | None:
+    """Return how many env steps a run has taken, as it says itself or by its metrics."""
     told = number_in(run.progress, "env_steps")
     return run.last("env_steps") if told is None else told
 
 
-def _wall_s(run: RunRecord) -> float | None:
+def wall_s_of(run: RunRecord) -> float | None:
+    """Return how many seconds a run has trained."""
     told = number_in(run.progress, "wall_s")
     return run.last("wall_s") if told is None else told
 
@@ -108,7 +110,7 @@ def _key_facts(run: RunRecord) -> Iterator[Fact]:
     length = run.last("mean_episode_length")
     if length is not None:
         yield Fact("episode length", Cell(digits(length), length, unit="steps"), "mean of the episodes that ended last")
-    overall = _overall_rate(run)
+    overall = throughput_of(run)
     if overall is not None:
         yield Fact(
             "throughput",
@@ -119,12 +121,12 @@ def _key_facts(run: RunRecord) -> Iterator[Fact]:
     if world_size is not None:
         yield Fact(
             "world size",
-            Cell(count(int(world_size)), int(world_size), unit="ranks"),
+            Cell(plural(int(world_size), "rank"), int(world_size)),
             "processes, or devices with JAX",
         )
 
 
-def _overall_rate(run: RunRecord) -> float | None:
+def throughput_of(run: RunRecord) -> float | None:
     """Return work over time: of each iteration steps_per_s says how long its env steps took."""
     steps, rates = run.columns.get("env_steps"), run.columns.get("steps_per_s")
     if steps is None or rates is None or steps.size < 2:
