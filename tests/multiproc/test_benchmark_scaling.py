@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.benchmark.bundle import read_bundle
-from lockstep.benchmark.scaling_result import read_scaling
+from lockstep.benchmark.scaling.result import read_scaling
 from tests.multiproc.commands import SMALL, Command, lockstep, processes_here, wait_for
 
 SWEEP = ("benchmark", "scaling", "cartpole_classic", *SMALL, "--num_gpus", "1,2", "--output", "found")

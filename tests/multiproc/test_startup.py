@@ -9,10 +9,10 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from lockstep.benchmark import startup_process
 from lockstep.benchmark.schema import Startup
-from lockstep.benchmark.startup import RankStarts, coordinator_config, measure_startup
-from lockstep.benchmark.startup_clock import PHASES
+from lockstep.benchmark.startup import process as startup_process
+from lockstep.benchmark.startup.clock import PHASES
+from lockstep.benchmark.startup.starts import RankStarts, coordinator_config, measure_startup
 from lockstep.core.blame import process_state
 from lockstep.core.errors import UsageError
 from lockstep.distributed.torch_comm import SoloComm
@@ -27,7 +27,7 @@ SCRIPT = f"""
 import json, os, sys
 from pathlib import Path
 
-from lockstep.benchmark.startup import coordinator_config, measure_startup
+from lockstep.benchmark.startup.starts import coordinator_config, measure_startup
 from lockstep.session.framework import framework_of
 from lockstep.session.make_config import make_config
 

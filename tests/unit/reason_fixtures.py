@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.benchmark.reasons import find_reasons
+from lockstep.benchmark.reasons.find import find_reasons
 from lockstep.benchmark.schema import Exchange, Finding, GpuHardware, NodeHardware, RankFigures, TimeSplit, Use
 
 NUM_ITERATIONS = 20

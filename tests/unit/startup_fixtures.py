@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.benchmark import startup, startup_process
+from lockstep.benchmark.startup import process as startup_process
+from lockstep.benchmark.startup import starts as startup
 from lockstep.core.blame import process_state
 from lockstep.core.types import Peers
 from lockstep.learn.config import TrainConfig

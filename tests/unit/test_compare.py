@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.benchmark.bundle import write_bundle
-from lockstep.benchmark.compare import compare
+from lockstep.benchmark.comparison.compare import compare
 from lockstep.benchmark.schema import Bundle
 from lockstep.cli.benchmark_compare import main, short_names
 from lockstep.core.errors import UsageError

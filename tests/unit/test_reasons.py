@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.benchmark.reasons import find_reasons
+from lockstep.benchmark.reasons.find import find_reasons
 from lockstep.benchmark.schema import TimeSplit
 from tests.unit.reason_fixtures import NUM_ITERATIONS, exchange, node, ranks_of, reasons_of, steady
 

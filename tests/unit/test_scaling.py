@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from lockstep.benchmark.bundle import read_bundle, write_bundle
-from lockstep.benchmark.scaling import Sweep, interval_of, order_of, run_sweep
-from lockstep.benchmark.scaling_picture import draw_scaling
-from lockstep.benchmark.scaling_result import CountResult, ScalingResult, parse_scaling, read_scaling, write_scaling
-from lockstep.benchmark.scaling_screen import render
+from lockstep.benchmark.scaling.picture import draw_scaling
+from lockstep.benchmark.scaling.result import CountResult, ScalingResult, parse_scaling, read_scaling, write_scaling
+from lockstep.benchmark.scaling.screen import render
+from lockstep.benchmark.scaling.sweep import Sweep, interval_of, order_of, run_sweep
 from lockstep.benchmark.schema import Bundle, Finding
 from lockstep.core.errors import RunError, UsageError
 from tests.unit.bundle_fixtures import make_bundle

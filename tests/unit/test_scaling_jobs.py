@@ -13,7 +13,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from lockstep.benchmark.bundle import write_bundle
-from lockstep.benchmark.scaling_jobs import ProcessJobs, SweepInterruptedError, SweepPreemptedError
+from lockstep.benchmark.scaling.jobs import ProcessJobs, SweepInterruptedError, SweepPreemptedError
 from lockstep.core.errors import RunError, UsageError
 from tests.unit.bundle_fixtures import make_bundle
 
@@ -153,7 +153,7 @@ def test_a_job_ends_with_a_sweep_that_is_killed(program: Program, tmp_path: Path
     sweep = program(
         f"""
         import sys
-        from lockstep.benchmark.scaling_jobs import run_process
+        from lockstep.benchmark.scaling.jobs import run_process
         run_process([sys.executable, "-c", {job!r}], 1)
         """
     )

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.benchmark.startup import by_rank, measure_startup, summarise
-from lockstep.benchmark.startup_child import ProcessStart
-from lockstep.benchmark.startup_process import (
+from lockstep.benchmark.startup.child import ProcessStart
+from lockstep.benchmark.startup.process import (
     FOLDER_PREFIX,
     Meeting,
     choose_meeting,
@@ -20,6 +19,7 @@ from lockstep.benchmark.startup_process import (
     folder_for_caches,
     shared_cache,
 )
+from lockstep.benchmark.startup.starts import by_rank, measure_startup, summarise
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.outcome import LOST_A_RANK
 from lockstep.distributed.topology import ISOLATED, identity, is_isolated
@@ -230,8 +230,8 @@ def test_a_start_that_hangs_is_given_up() -> None:
 
 SCRIPT = """
 import sys
-from lockstep.benchmark import startup_process
-from lockstep.benchmark.startup import measure_startup
+from lockstep.benchmark.startup import process as startup_process
+from lockstep.benchmark.startup.starts import measure_startup
 from tests.unit.startup_fixtures import Peer, Threads, told
 
 startup_process.CHILD = "fake_child"

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from lockstep.benchmark.startup_clock import PHASES, PhaseClock, Stats, most_expensive, name_of, time_engine
+from lockstep.benchmark.startup.clock import PHASES, PhaseClock, Stats, most_expensive, name_of, time_engine
 
 
 @pytest.fixture

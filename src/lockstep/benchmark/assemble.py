@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.benchmark.hardware import installed
 from lockstep.benchmark.measuring import OwnRank, ProcessReport
-from lockstep.benchmark.reasons import find_reasons
+from lockstep.benchmark.reasons.find import find_reasons
 from lockstep.benchmark.resources import Interval
 from lockstep.benchmark.schema import (
     SCHEMA_VERSION,

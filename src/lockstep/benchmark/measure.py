@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
 
 _BENCHMARKS = {
-    "startup": "lockstep.benchmark.startup_job:benchmark_startup",
+    "startup": "lockstep.benchmark.startup.job:benchmark_startup",
     "runtime": "lockstep.benchmark.runtime_job:benchmark_runtime",
     "training": "lockstep.benchmark.training:benchmark_training",
 }

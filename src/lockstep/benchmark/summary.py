@@ -21,7 +21,7 @@ def lines_of(bundle: Bundle) -> Iterator[str]:
         yield _ranks(bundle)
     for finding in bundle.findings:
         yield finding.words
-    success = bundle.learning and bundle.learning.success
+    success = None if bundle.learning is None else bundle.learning.success
     if success is not None:
         verdict = "learned" if success.reached else "not learned"
         needed = f"{success.needed_return:.4g} is needed"

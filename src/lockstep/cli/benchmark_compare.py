@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         if not word or "\0" in word:
             raise UsageError(f"a bundle is the path of a file, not {word!r}")
     from lockstep.benchmark.bundle import read_bundle
-    from lockstep.benchmark.compare import compare
+    from lockstep.benchmark.comparison.compare import compare
 
     names = short_names(words)
     comparison = compare([read_bundle(Path(word)) for word in words], names, strong)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     from rich.console import Console
 
-    from lockstep.benchmark.compare_screen import WIDTH, render
+    from lockstep.benchmark.comparison.screen import WIDTH, render
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(render(comparison))

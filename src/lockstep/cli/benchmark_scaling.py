@@ -13,8 +13,8 @@ from lockstep.core.config import show
 from lockstep.core.errors import RunError, UsageError
 
 if TYPE_CHECKING:
-    from lockstep.benchmark.scaling import Sweep
-    from lockstep.benchmark.scaling_result import ScalingResult
+    from lockstep.benchmark.scaling.result import ScalingResult
+    from lockstep.benchmark.scaling.sweep import Sweep
     from lockstep.learn.config import TrainConfig
 
 HELP = """\
@@ -82,8 +82,8 @@ def main(argv: Sequence[str]) -> int:
     _make(folder)
     for line in warnings:
         _say(f"lockstep: warning: {line}")
-    from lockstep.benchmark.scaling import run_sweep
-    from lockstep.benchmark.scaling_jobs import ProcessJobs
+    from lockstep.benchmark.scaling.jobs import ProcessJobs
+    from lockstep.benchmark.scaling.sweep import run_sweep
 
     keep = _keeper(folder)
     result = run_sweep(sweep, ProcessJobs(words).run, folder, _say, keep)
@@ -98,7 +98,7 @@ def read(argv: Sequence[str]) -> tuple["Sweep", list[str], Path | None]:
     Raises:
         UsageError: a flag that a sweep does not have, or a value that can't be.
     """
-    from lockstep.benchmark.scaling import Sweep
+    from lockstep.benchmark.scaling.sweep import Sweep
 
     taken, words, _ = take_out(argv, _OWN_FLAGS, final="")
     for word in words:
@@ -209,8 +209,8 @@ def _make(folder: Path) -> None:
 
 
 def _keeper(folder: Path) -> "Callable[[ScalingResult], None]":
-    from lockstep.benchmark.scaling_picture import draw_scaling
-    from lockstep.benchmark.scaling_result import write_scaling
+    from lockstep.benchmark.scaling.picture import draw_scaling
+    from lockstep.benchmark.scaling.result import write_scaling
 
     def keep(result: "ScalingResult") -> None:
         write_scaling(result, folder / "scaling.json")
@@ -222,7 +222,7 @@ def _keeper(folder: Path) -> "Callable[[ScalingResult], None]":
 def _show(result: "ScalingResult") -> None:
     from rich.console import Console
 
-    from lockstep.benchmark.scaling_screen import render
+    from lockstep.benchmark.scaling.screen import render
 
     is_terminal = sys.stdout.isatty()
     # A pipe or file has no width: let lines be as long as they are.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from lockstep.benchmark.compare_facts import describe_nodes
+from lockstep.benchmark.comparison.facts import describe_nodes
 from lockstep.benchmark.report.amounts import (
     NOTHING,
     count,

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from lockstep.benchmark.compare import Comparison, Entry, Phase, compare
-from lockstep.benchmark.compare_screen import PARTS, ratio_words
+from lockstep.benchmark.comparison.compare import Comparison, Entry, Phase, compare
+from lockstep.benchmark.comparison.screen import PARTS, ratio_words
 from lockstep.benchmark.report.amounts import NOTHING, count, digits, per_rank, plural, rate, seconds, share
 from lockstep.benchmark.report.charts import Labels, Range, ranges_chart
 from lockstep.benchmark.report.content import Block, Cell, Chart, Column, Row, Section, Table, Words
@@ -119,7 +119,7 @@ def _throughput_row(entry: Entry) -> Row:
         (
             Cell(entry.name),
             Cell(rate(entry.steps_per_s), entry.steps_per_s),
-            Cell(ratio, entry.ratio and entry.ratio.value),
+            Cell(ratio, None if entry.ratio is None else entry.ratio.value),
             Cell(spread),
             *(Cell(seconds(each), each) for each in ((times.median, times.p10, times.p90) if times else (None,) * 3)),
             Cell(count(entry.world_size), entry.world_size),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lockstep.benchmark.bundle import parse_bundle
 from lockstep.benchmark.report.run_record import RunRecord, read_run
-from lockstep.benchmark.scaling_result import ScalingResult, is_scaling, parse_scaling
+from lockstep.benchmark.scaling.result import ScalingResult, is_scaling, parse_scaling
 from lockstep.benchmark.schema import Bundle
 from lockstep.core.errors import UsageError
 from lockstep.core.files import exists, is_folder, read_json, why_unseen

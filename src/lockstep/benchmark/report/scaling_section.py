@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lockstep.benchmark.compare import shares_of
-from lockstep.benchmark.compare_screen import PARTS
+from lockstep.benchmark.comparison.compare import shares_of
+from lockstep.benchmark.comparison.screen import PARTS
 from lockstep.benchmark.report.amounts import NOTHING, count, per_rank, plural, quantity, rate, seconds, share
 from lockstep.benchmark.report.charts import Labels, Line, columns_chart, lines_chart
 from lockstep.benchmark.report.content import Block, Cell, Chart, Column, Fact, Facts, Key, Row, Section, Table, Words
 from lockstep.benchmark.report.place_tables import node_table
 from lockstep.benchmark.report.plain import time_words, version_facts
-from lockstep.benchmark.scaling_result import CountResult, ScalingResult
+from lockstep.benchmark.scaling.result import CountResult, ScalingResult
 
 _MODES = {
     "weak": "as many envs on every rank, whatever the number of ranks",

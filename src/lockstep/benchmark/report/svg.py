@@ -78,7 +78,7 @@ def drawing() -> Iterator[None]:
     with warnings.catch_warnings(), matplotlib.rc_context():
         warnings.simplefilter("ignore")  # glyphs that a font lacks, layouts that are tight
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(style)
+        matplotlib.rcParams.update(style)  # type: ignore[arg-type]  # its names are listed one by one there
         yield
 
 

@@ -1,8 +1,8 @@
 """Where the throughput went that a larger job should have had, and why, in words."""
 
-from lockstep.benchmark.reason_figures import NOTABLE, SEEN, is_crowded, share
+from lockstep.benchmark.reasons.figures import NOTABLE, SEEN, is_crowded, share
 from lockstep.benchmark.report.amounts import plural
-from lockstep.benchmark.scaling_result import Interval, Losses
+from lockstep.benchmark.scaling.result import Interval, Losses
 from lockstep.benchmark.schema import Bundle, Finding, TimeSplit
 from lockstep.benchmark.units import duration, percent
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.benchmark.startup_child import WORDED, Job, ProcessStart
+from lockstep.benchmark.startup.child import WORDED, Job, ProcessStart
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import read_json
 from lockstep.core.leases import is_old
@@ -28,7 +28,7 @@ from lockstep.core.process_control import signal_name
 from lockstep.distributed import kernel_caches
 from lockstep.distributed.topology import ISOLATED, START, identity, is_isolated
 
-CHILD = "lockstep.benchmark.startup_child"
+CHILD = "lockstep.benchmark.startup.child"
 FOLDER_PREFIX = "lockstep-startup-"
 """How the names of folders begin that hold the caches of a benchmark; they go with it."""
 

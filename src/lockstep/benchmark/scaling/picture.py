@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.benchmark.scaling_result import CountResult, ScalingResult
+from lockstep.benchmark.scaling.result import CountResult, ScalingResult
 from lockstep.core.files import replace_atomic
 
 if TYPE_CHECKING:

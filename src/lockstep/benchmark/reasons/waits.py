@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.benchmark.reason_figures import NOTABLE, SEEN, mean_over, per_iteration, share
+from lockstep.benchmark.reasons.figures import NOTABLE, SEEN, mean_over, per_iteration, share
+from lockstep.benchmark.reasons.stragglers import Stragglers
 from lockstep.benchmark.schema import Finding, NodeHardware, RankFigures
-from lockstep.benchmark.stragglers import Stragglers
 from lockstep.benchmark.units import duration, percent
 from lockstep.distributed.wording import name_ranks
 

@@ -1,6 +1,6 @@
 """One start of a training, measured: a process of its own that does all that comes before the first iteration is over.
 
-``python -m lockstep.benchmark.startup_child JOB BEGAN``: the path of a ``Job`` as JSON, and when this process was
+``python -m lockstep.benchmark.startup.child JOB BEGAN``: the path of a ``Job`` as JSON, and when this process was
 created, by ``time.monotonic``. It is a rank of a job that consists of such processes alone. It writes no run directory.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.benchmark.startup_clock import Built, PhaseClock
+from lockstep.benchmark.startup.clock import Built, PhaseClock
 from lockstep.core.errors import LockstepError
 from lockstep.core.process_control import end_with_parent
 
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from lockstep.learn.observer import Metrics
     from lockstep.session.framework import Framework
 
-_BUILDERS = {"torch": "lockstep.benchmark.startup_torch:build", "jax": "lockstep.benchmark.startup_jax:build"}
+_BUILDERS = {
+    "torch": "lockstep.benchmark.startup.torch_start:build",
+    "jax": "lockstep.benchmark.startup.jax_start:build",
+}
 
 WORDED = "lockstep: error: "
 """How the last line begins where it says all that there is to say."""

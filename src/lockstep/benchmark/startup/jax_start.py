@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from lockstep.benchmark.startup_clock import Built, PhaseClock, time_engine
+from lockstep.benchmark.startup.clock import Built, PhaseClock, time_engine
 from lockstep.distributed.jax_mesh import SHARDED
 from lockstep.learn.jax.loop import JaxRunner
 from lockstep.recipes.catalog import engines_of

@@ -13,8 +13,8 @@ import numpy as np
 from scipy import stats
 
 from lockstep.benchmark.report.amounts import plural
-from lockstep.benchmark.scaling_reasons import losses_of, reasons_at, verdict_of
-from lockstep.benchmark.scaling_result import CountResult, Interval, ScalingResult
+from lockstep.benchmark.scaling.reasons import losses_of, reasons_at, verdict_of
+from lockstep.benchmark.scaling.result import CountResult, Interval, ScalingResult
 from lockstep.benchmark.schema import Bundle, Runtime, TimeSplit
 from lockstep.core.errors import LockstepError, RunError
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from lockstep.benchmark.schema import FunctionTime, Startup, StartupPhase
 from lockstep.benchmark.spread import spread_of
-from lockstep.benchmark.startup_child import ProcessStart
-from lockstep.benchmark.startup_clock import PHASES
-from lockstep.benchmark.startup_process import (
+from lockstep.benchmark.startup.child import ProcessStart
+from lockstep.benchmark.startup.clock import PHASES
+from lockstep.benchmark.startup.process import (
     Child,
     Meeting,
     choose_meeting,

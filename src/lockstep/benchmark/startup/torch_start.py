@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lockstep.benchmark.startup_clock import Built, PhaseClock, time_engine
+from lockstep.benchmark.startup.clock import Built, PhaseClock, time_engine
 from lockstep.learn.config import split_evenly
 from lockstep.recipes.catalog import TASKS
 from lockstep.session.make_env import ENGINES, build_share

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.benchmark.reason_figures import (
+from lockstep.benchmark.reasons.figures import (
     NOTABLE,
     SEEN,
     is_crowded,
@@ -20,9 +20,9 @@ from lockstep.benchmark.reason_figures import (
     per_iteration,
     share,
 )
+from lockstep.benchmark.reasons.waits import find_waits
 from lockstep.benchmark.schema import Exchange, Finding, NodeHardware, RankFigures, TimeSplit
 from lockstep.benchmark.units import duration, percent, quantity
-from lockstep.benchmark.waits import find_waits
 from lockstep.distributed.wording import name_ranks
 
 BUSY = 0.8

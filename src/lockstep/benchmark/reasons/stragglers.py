@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.benchmark.reason_figures import (
+from lockstep.benchmark.reasons.figures import (
     SEEN,
     introduced,
     is_crowded,

@@ -20,7 +20,7 @@ from lockstep.benchmark.schema import (
     envs_per_rank,
 )
 from lockstep.benchmark.spread import spread_of, use_of
-from lockstep.benchmark.startup import RankStarts, coordinator_config, measure_startup
+from lockstep.benchmark.startup.starts import RankStarts, coordinator_config, measure_startup
 from lockstep.core.gpu_mask import find_gpus
 from lockstep.distributed.cores import threads_per_rank
 from lockstep.distributed.topology import from_environment
