@@ -114,6 +114,12 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
         write_atomic(tmp_path / "gone" / "a.txt", "x")
 
 
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"can't write .*: file name too long; choose a shorter name"):
+        write_atomic(tmp_path / ("x" * 250), "new")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_is_replaced(tmp_path: Path) -> None:
     for target in ("one", "two"):
         (tmp_path / target).write_text(target)

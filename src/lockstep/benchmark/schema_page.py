@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from lockstep.benchmark.scaling.result import SCALING_SCHEMA_VERSION, ScalingResult
 from lockstep.benchmark.schema import SCHEMA_VERSION, SCOPE_VALUES, Bundle
 
 _INTRODUCTION = f"""\
@@ -26,13 +27,20 @@ never a figure of one rank times the number of ranks. Optional fields are null w
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", NoneType: "null", Any: "anything"}
 
 
+_SWEEP = f"""\
+# The result of a sweep
+
+`lockstep benchmark scaling` writes `scaling.json`, of version {SCALING_SCHEMA_VERSION} of the description below, beside
+the bundles of its jobs.
+"""
+
+
 def page() -> str:
     """Return the page, as Markdown."""
-    records = list(_records(Bundle))
-    sections = [_INTRODUCTION]
-    for record in records:
-        sections.append("\n".join(_section(record)))
-    sections.append("\n".join(_scopes()))
+    of_bundle = list(_records(Bundle))
+    of_sweep = [record for record in _records(ScalingResult) if record not in of_bundle]
+    sections = [_INTRODUCTION, *("\n".join(_section(record)) for record in of_bundle), "\n".join(_scopes())]
+    sections += [_SWEEP, *("\n".join(_section(record)) for record in of_sweep)]
     return "\n".join(sections)
 
 

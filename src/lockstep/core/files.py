@@ -159,9 +159,9 @@ def unfinished(path: Path, folder: Path | None = None) -> Iterator[Path]:
             _check_that_it_can_grow(temporary)
             raise
     except OSError as error:
-        raise RunError(explain(error, folder if folder is not None and temporary.is_dir() else path)) from error
+        raise RunError(explain(error, folder if folder is not None and is_folder(temporary) else path)) from error
     finally:
-        if temporary.is_dir() and not temporary.is_symlink():
+        if is_folder(temporary) and not temporary.is_symlink():
             shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
