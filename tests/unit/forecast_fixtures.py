@@ -77,7 +77,7 @@ def train(
     for node in content["hardware"]:
         node |= {"num_cores": world.num_cores, "num_allowed_cores": allowed}
     for rank, own, computed in zip(content["ranks"], own_s, compute_s, strict=True):
-        rank |= {"threads": 1, "compute_s": _use(computed), "contention_s": _use(computed - own)}
+        rank |= {"threads": 1, "compute_s": _use(computed), "contention_s": _use(computed - own), "cpu_s": _use(own)}
         rank |= {"rollout_s": _use(rollout_s), "update_s": _use(update_s), "others_cpu_percent": _use(0.0)}
     content["runtime"] |= _runtime(world, flops, own_s, compute_s)
     return Bundle.model_validate(content)

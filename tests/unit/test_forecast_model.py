@@ -142,6 +142,17 @@ def test_threads_of_a_rank_share_its_work() -> None:
     assert found.serial_share == pytest.approx(0.2, abs=0.01)
 
 
+def test_a_thread_that_lacks_a_core_and_that_nothing_waits_for_takes_nothing_from_the_work() -> None:
+    """The rank was on its core all the time; 30 ms are those of another thread of its process."""
+    (rank,) = (bundle := train(World(), 1)).ranks
+    assert bundle.runtime is not None and bundle.runtime.split is not None and rank.compute_s is not None
+    computed_s = rank.compute_s.mean
+    split = bundle.runtime.split.model_copy(update={"contention_s": 0.03, "compute_s": computed_s - 0.03})
+    delayed = rank.model_copy(update={"contention_s": Use(mean=0.03, peak=0.03)})
+    runtime = bundle.runtime.model_copy(update={"split": split})
+    assert point(bundle.model_copy(update={"ranks": (delayed,), "runtime": runtime})).own_s == computed_s
+
+
 def test_a_core_that_is_taken_from_a_rank_while_it_waits_is_not_taken_from_its_work() -> None:
     """Of 300 ms that each of two ranks is without its core, 40 ms are in what it computes."""
     bundle = train(World(), 2)

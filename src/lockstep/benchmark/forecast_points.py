@@ -251,8 +251,19 @@ def _own_s(bundle: Bundle) -> list[float | None]:
     # A rank also lacks its core while it waits for others, which its own work does not hold.
     in_own_work_s = statistics.fmean(computed) - split.compute_s
     elsewhere_s = max(0.0, statistics.fmean(taken) - in_own_work_s)
-    pairs = zip(computed, taken, strict=True)
-    return [max(0.0, seconds - max(0.0, without - elsewhere_s)) for seconds, without in pairs]
+    own = [max(0.0, seconds - max(0.0, lost - elsewhere_s)) for seconds, lost in zip(computed, taken, strict=True)]
+    return [_at_least_on_cores(each, seconds) for each, seconds in zip(bundle.ranks, own, strict=True)]
+
+
+def _at_least_on_cores(rank: RankFigures, own_s: float) -> float:
+    """Return own work, and no less than what the rank's threads were on cores.
+
+    A thread that was ready without a core counts as a rank without one, also if it is one that nothing waits for, as
+    those that move messages while the rank computes.
+    """
+    if rank.cpu_s is None or rank.compute_s is None or rank.gpu_uuid is not None:
+        return own_s
+    return min(rank.compute_s.mean, max(own_s, rank.cpu_s.mean / (rank.threads or 1)))
 
 
 def _parts(own_s: float, ranks: Sequence[RankFigures]) -> tuple[float | None, float | None]:
