@@ -21,6 +21,7 @@ class World:
         product_s: of a floating-point operation of the networks, in the update.
         slowdown: share by which a rank is slower when all other cores of the node are busy.
         turns_overhead: share by which turns take longer than their share of a core.
+        turns_exchange_s: that turns take longer for each exchange.
         latency_s: of a step of an exchange.
         byte_s: of a byte of an exchange.
         straggler_s: mean wait for stragglers, of an iteration of several ranks.
@@ -33,6 +34,7 @@ class World:
     product_s: float = 1e-11
     slowdown: float = 0.0
     turns_overhead: float = 0.0
+    turns_exchange_s: float = 0.0
     latency_s: float = 1e-5
     byte_s: float = 1e-9
     straggler_s: float = 0.0
@@ -69,8 +71,11 @@ def train(
     turns = 1.0 if on_gpu else max(1.0, here / allowed)
     rollout_s, update_s = _alone_s(world, num_envs, flops, factor * (1 + world.slowdown * busy_others))
     own_s = [(rollout_s + update_s) * (slow or {}).get(rank, 1.0) for rank in range(num_ranks)]
-    longer = turns * (1 + world.turns_overhead) if turns > 1 else 1.0
-    compute_s = [each * longer for each in own_s]
+    num_exchanges = NUM_EPOCHS * NUM_MINI_BATCHES + 1
+    compute_s = own_s
+    if turns > 1:
+        lost_s = world.turns_exchange_s * num_exchanges
+        compute_s = [turns * (each * (1 + world.turns_overhead) + lost_s) for each in own_s]
     content = make_bundle("training", [num_envs] * num_ranks, None, num_nodes, device).model_dump()
     content |= {"compute_spread": spread_of(compute_s).model_dump(), "slowest_rank": compute_s.index(max(compute_s))}
     content["work"] = _work(flops)

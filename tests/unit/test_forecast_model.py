@@ -45,8 +45,24 @@ def test_what_turns_cost_beyond_that_is_learned_from_two_ranks_on_a_single_core(
     crowded = [(f"crowded {num_envs}", train(world, 2, num_envs, num_cores=1)) for num_envs in (500, 2000)]
     assert error([*grid(world), *crowded], four_on_two) == pytest.approx(0.0, abs=0.01)
     model = fit_model(read_points([*grid(world), *crowded]))
-    assert model.turns_overhead == pytest.approx(0.25, abs=0.01)
+    assert model.turns is not None
+    assert model.turns.overhead == pytest.approx(0.25, abs=0.01)
+    assert model.turns.exchange_s == 0.0
     assert model.compute.slowdown == pytest.approx(0.2, abs=0.01)
+
+
+def test_turns_that_cost_something_at_each_exchange_are_told_from_those_that_slow_everything_down() -> None:
+    world = World(turns_overhead=0.1, turns_exchange_s=0.002, num_cores=2)
+    crowded = [
+        (f"crowded {num_envs} {flops}", train(world, 2, num_envs, flops, num_cores=1))
+        for num_envs in (500, 2000)
+        for flops in (10_000.0, 80_000.0)
+    ]
+    model = fit_model(read_points([*grid(world), *crowded]))
+    assert model.turns is not None
+    assert model.turns.overhead == pytest.approx(0.1, abs=0.01)
+    assert model.turns.exchange_s == pytest.approx(0.002, rel=0.03)
+    assert error([*grid(world), *crowded], train(world, 4, 1000, 30_000.0)) == pytest.approx(0.0, abs=0.01)
 
 
 def test_two_ranks_foretell_the_exchanges_of_eight() -> None:

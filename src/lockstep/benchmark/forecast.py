@@ -136,15 +136,15 @@ def setting_of(first: Setting, num_ranks: int, request: Request, points: Sequenc
     assert request.ranks_per_node is not None and request.num_envs is not None
     here = min(num_ranks, request.ranks_per_node)
     allowed = max(each.setting.allowed_cores for each in points)
-    most_threads = max(each.setting.threads for each in points)
+    same = [each.setting.threads for each in points if each.setting.work == first.work]
     return replace(
         first,
         num_envs=request.num_envs,
         num_ranks=num_ranks,
         num_nodes=-(-num_ranks // request.ranks_per_node),
         ranks_per_node=here,
-        # A launch deals the cores to the ranks; but where fewer threads were measured they were asked for.
-        threads=1 if first.on_gpu else max(1, min(allowed // here, most_threads)),
+        # A launch deals the cores to the ranks; but small networks are computed by fewer threads than that.
+        threads=1 if first.on_gpu else max(1, min(allowed // here, max(same))),
         allowed_cores=allowed,
     )
 
@@ -236,7 +236,7 @@ def as_json(result: Forecast, words: str, warnings: Sequence[str]) -> dict[str, 
             "left_out": dict(model.compute.left_out),
             "serial_share": model.compute.serial_share,
             "slowdown": model.compute.slowdown,
-            "turns_overhead": model.turns_overhead,
+            "turns": None if model.turns is None else asdict(model.turns),
             "inside": None if model.inside is None else asdict(model.inside),
             "between": None if model.between is None else asdict(model.between),
             "deviation": model.stragglers.deviation,

@@ -1,13 +1,17 @@
 """The model of an iteration: what a rank computes, what cores and memory shared with others cost, and exchanges."""
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import nnls
 
 from lockstep.benchmark.forecast_compute import ComputeModel, fit_compute
 from lockstep.benchmark.forecast_network import Message, Network, fit_network, messages_of
 from lockstep.benchmark.forecast_points import Point, Setting
 from lockstep.benchmark.forecast_stragglers import Stragglers, fit_stragglers
+
+_MANY = 3  # points, to tell two prices apart
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,25 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """What ranks that share a core lose beyond their share of its time: caches that another one has filled.
+
+    Attributes:
+        overhead: share by which a rank computes longer.
+        exchange_s: seconds more for each exchange, at which ranks change places.
+    """
+
+    overhead: float
+    exchange_s: float
+
+
+@dataclass(frozen=True)
 class Model:
     """Everything that is fitted.
 
     Attributes:
         compute: of one rank.
-        turns_overhead: share by which a thread that takes turns on its core needs longer than its share of the core's
-            time: what it had in the caches is gone whenever it comes back. None: never measured, counted as 0.
+        turns: what ranks lose that share a core; None: never measured, counted as nothing.
         inside: steps of an exchange inside a node; None: never measured nor given, counted as free.
         between: steps of an exchange through several nodes; None likewise.
         stragglers: how ranks differ.
@@ -54,7 +70,7 @@ class Model:
     """
 
     compute: ComputeModel
-    turns_overhead: float | None
+    turns: Turns | None
     inside: Network | None
     between: Network | None
     stragglers: Stragglers
@@ -64,6 +80,10 @@ class Model:
         """Return what a rank exchanges in an iteration."""
         return messages_of(setting, self.points)
 
+    def num_exchanges(self, setting: Setting) -> float:
+        """Return how often its ranks wait for one another in an iteration."""
+        return sum(message.num for message in self.messages(setting))
+
     def network(self, setting: Setting) -> Network | None:
         """Return the way that its exchanges go."""
         return self.inside if setting.num_nodes == 1 else self.between
@@ -72,12 +92,16 @@ class Model:
         """Return how long an iteration takes."""
         alone_s, shared_memory_s = self.compute.alone_s(setting), self.compute.shared_memory_s(setting)
         own_s = alone_s + shared_memory_s
-        longer = setting.load * (1 + (self.turns_overhead or 0.0)) if setting.load > 1 else 1.0
+        turns_s = 0.0
+        if setting.load > 1:
+            turns = self.turns or Turns(0.0, 0.0)
+            lost_s = own_s * turns.overhead + turns.exchange_s * self.num_exchanges(setting)
+            turns_s = setting.load * (own_s + lost_s) - own_s
         latency_s, bandwidth_s = self._exchanges_s(setting)
         return Prediction(
             compute_s=alone_s,
             shared_memory_s=shared_memory_s,
-            turns_s=own_s * (longer - 1),
+            turns_s=turns_s,
             straggler_s=self.stragglers.by_chance_s(setting.num_ranks, own_s),
             lagging_s=self.stragglers.by_lagging_s(setting.num_ranks, own_s),
             latency_s=latency_s,
@@ -115,19 +139,31 @@ def fit_model(points: Sequence[Point], given: Network | None = None) -> Model:
     model = Model(fit_compute(points), None, inside, between, stragglers, tuple(points))
     if all(each.setting.load > 1 for each in points):
         return model  # the fit has no work without turns to compare with
-    overheads = [_turns_overhead(model, each) for each in points if each.setting.load > 1]
-    if not overheads:
-        return model
-    overhead = max(0.0, statistics.median(overheads))
-    return Model(model.compute, overhead, inside, between, stragglers, model.points)
+    crowded = [each for each in points if each.setting.load > 1]
+    return replace(model, turns=_fit_turns(model, crowded)) if crowded else model
 
 
-def _turns_overhead(model: Model, point: Point) -> float:
-    """Return how much longer a point took than the same work in turns would without overhead, as a share of that."""
-    ideal = model.predict(point.setting)
-    rest_s = ideal.straggler_s + ideal.lagging_s + ideal.latency_s + ideal.bandwidth_s
-    own_s = ideal.iteration_s - rest_s
-    return (point.iteration_s - rest_s) / own_s - 1 if own_s > 0 else 0.0
+def _fit_turns(model: Model, points: Sequence[Point]) -> Turns:
+    """Return what turns cost, by nonnegative least squares on relative residuals.
+
+    Args:
+        model: that takes turns to cost nothing.
+        points: with more threads than cores. From fewer than ``_MANY`` one price is taken: the share.
+    """
+    rows, missing = [], []
+    for point in points:
+        setting = point.setting
+        ideal = model.predict(setting)
+        own_s = ideal.compute_s + ideal.shared_memory_s
+        rows.append((setting.load * own_s, setting.load * model.num_exchanges(setting)))
+        missing.append(point.iteration_s - ideal.iteration_s)
+    measured_s = np.array([each.iteration_s for each in points])
+    columns = np.array(rows)[:, : 2 if len(points) >= _MANY else 1] / measured_s[:, np.newaxis]
+    sizes = np.linalg.norm(columns, axis=0)
+    sizes[sizes == 0] = 1.0
+    found, _ = nnls(columns / sizes, np.array(missing) / measured_s)
+    overhead, exchange_s = np.append(found / sizes, 0.0)[:2]
+    return Turns(float(overhead), float(exchange_s))
 
 
 @dataclass(frozen=True)

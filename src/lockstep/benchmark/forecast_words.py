@@ -91,8 +91,11 @@ def model_in_words(model: Model) -> list[str]:
         lines.append(f"not used: {_left_out(model.compute.left_out)}")
     if not model.points[0].setting.on_gpu:
         busy = f"all other cores of the node busy: {percent(model.compute.slowdown)} longer"
-        if model.turns_overhead is not None:
-            busy += f"; taking turns on a core: {percent(model.turns_overhead)} longer than its share of the core"
+        if model.turns is not None:
+            busy += (
+                f"; taking turns on a core: {percent(model.turns.overhead)} and {duration(model.turns.exchange_s)} for "
+                "each exchange longer than its share of the core"
+            )
         lines.append(busy)
     for name, network in (("inside a node", model.inside), ("between nodes", model.between)):
         if network is not None:
@@ -178,7 +181,7 @@ def _about_cores(points: Sequence[Point], result: Forecast) -> list[str]:
     if settings[0].on_gpu:
         return []
     found = []
-    if any(each.load > 1 for each in settings) and model.turns_overhead is None:
+    if any(each.load > 1 for each in settings) and model.turns is None:
         found.append(
             "more ranks than cores were never measured: they are foretold to lose nothing but turns, and lose more; "
             "a bundle of 2 ranks on one core (taskset -c 0 lockstep benchmark training_multigpu --num_gpus 2) tells"
