@@ -28,9 +28,9 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from lockstep.benchmark.bundle import read_bundle
-from lockstep.benchmark.forecast_model import Model, fit_model
-from lockstep.benchmark.forecast_points import Point, read_points
-from lockstep.benchmark.forecast_words import model_in_words
+from lockstep.benchmark.forecast.model import Model, fit_model
+from lockstep.benchmark.forecast.points import Point, read_points
+from lockstep.benchmark.forecast.words import model_in_words
 from lockstep.core.environment import describe
 
 FOLDER = Path(__file__).resolve().parent
@@ -100,6 +100,8 @@ def measure(run: Run, path: Path, arguments: argparse.Namespace) -> str:
     command += [sys.executable, "-m", "lockstep", "benchmark", "training_multigpu", arguments.task, "--device", "cpu"]
     command += ["--num_gpus", str(run.num_ranks), "--num_envs", str(run.num_envs), "--output", str(tried)]
     command += ["--agent.actor_hidden_dims", dims, "--agent.critic_hidden_dims", dims]
+    # A rank with the machine to itself would compute large networks with two threads, all others with one.
+    command += ["--num_torch_threads", "1"]
     command += ["--warm_up", str(arguments.warm_up), "--iterations", str(arguments.iterations)]
     least = None
     for _ in range(arguments.tries):
@@ -199,7 +201,7 @@ def main() -> None:
         "CPU": f"{machine['hardware']['cpu']}, {machine['hardware']['num_cores']} cores",
         "load of the host": f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after",
         "most of the cores that other processes kept busy": f"{max(row['others_busy'] for row in rows):.0%}",
-        "workload": f"{arguments.task}, otherwise its recipe, torch, gloo",
+        "workload": f"{arguments.task}, a thread for each rank, otherwise its recipe, torch, gloo",
         "each setting": f"{arguments.repeats} times {arguments.iterations} iterations, {arguments.warm_up} before that",
         "fitted to": f"{len(fitted)} settings: " + ", ".join(run.name for run in FITTED),
         "error, all held back": errors_in_words(rows),

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.benchmark.forecast import Forecast, Request, forecast
-from lockstep.benchmark.forecast_network import Network
-from lockstep.benchmark.forecast_words import error_in_words, model_in_words, warnings_of, words_of
+from lockstep.benchmark.forecast.forecast import Forecast, Request, forecast
+from lockstep.benchmark.forecast.network import Network
+from lockstep.benchmark.forecast.words import error_in_words, model_in_words, warnings_of, words_of
 from lockstep.benchmark.schema import Bundle, Use
 from lockstep.core.errors import UsageError
 from tests.unit.bundle_fixtures import make_bundle

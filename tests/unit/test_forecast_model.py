@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from lockstep.benchmark.forecast_compute import fit_compute
-from lockstep.benchmark.forecast_model import fit_model, hold_back
-from lockstep.benchmark.forecast_network import Network
-from lockstep.benchmark.forecast_points import Point, read_points
+from lockstep.benchmark.forecast.compute import fit_compute
+from lockstep.benchmark.forecast.model import fit_model, hold_back
+from lockstep.benchmark.forecast.network import Network
+from lockstep.benchmark.forecast.points import Point, read_points
 from lockstep.benchmark.schema import Bundle, Use
 from tests.unit.forecast_fixtures import World, grid, train
 

@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.benchmark.forecast_network import (
+from lockstep.benchmark.forecast.network import (
     Network,
     fit_network,
     messages_of,
     read_bandwidth,
     read_latency,
 )
-from lockstep.benchmark.forecast_points import read_points
+from lockstep.benchmark.forecast.points import read_points
 from lockstep.core.errors import UsageError
 from tests.unit.forecast_fixtures import World, train
 

@@ -1,7 +1,7 @@
 import pytest
 
-from lockstep.benchmark.forecast_points import Lagging, find_lagging, read_points
-from lockstep.benchmark.forecast_stragglers import Stragglers, expected_maximum, fit_stragglers
+from lockstep.benchmark.forecast.points import Lagging, find_lagging, read_points
+from lockstep.benchmark.forecast.stragglers import Stragglers, expected_maximum, fit_stragglers
 from tests.unit.forecast_fixtures import World, train
 
 

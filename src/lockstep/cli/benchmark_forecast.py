@@ -13,8 +13,8 @@ from lockstep.cli.usage import unknown_flag
 from lockstep.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from lockstep.benchmark.forecast import Forecast, Request
-    from lockstep.benchmark.forecast_network import Network
+    from lockstep.benchmark.forecast.forecast import Forecast, Request
+    from lockstep.benchmark.forecast.network import Network
 
 HELP = """\
 usage: lockstep benchmark forecast BUNDLE... [--nodes N] [--gpus_per_node M] [--bandwidth B --latency L]
@@ -56,18 +56,19 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.positionals:
         raise UsageError("a forecast needs bundles of trainings: lockstep benchmark forecast BUNDLE... --nodes N")
     request = _request(arguments)
-    from lockstep.benchmark import forecast, forecast_words
     from lockstep.benchmark.bundle import read_bundle
+    from lockstep.benchmark.forecast.forecast import forecast, to_json
+    from lockstep.benchmark.forecast.words import error_in_words, model_in_words, warnings_of, words_of
 
     bundles = [(word, read_bundle(Path(word))) for word in arguments.positionals]
-    result = forecast.forecast(bundles, request)
-    words, warnings = forecast_words.words_of(result), forecast_words.warnings_of(result)
+    result = forecast(bundles, request)
+    words, warnings = words_of(result), warnings_of(result)
     if as_json:
-        print(json.dumps(forecast.as_json(result, words, warnings)))
+        print(json.dumps(to_json(result, words, warnings)))
         return 0
     _print_table(result)
-    print(f"\n{words}\n\nerror: {forecast_words.error_in_words(result)}")
-    print("\n".join(forecast_words.model_in_words(result.model)))
+    print(f"\n{words}\n\nerror: {error_in_words(result)}")
+    print("\n".join(model_in_words(result.model)))
     for warning in warnings:
         print(f"warning: {warning}")
     return 0
@@ -80,7 +81,7 @@ def _lookup(name: str) -> Takes:
 
 
 def _request(arguments: Arguments) -> Request:
-    from lockstep.benchmark.forecast import Request
+    from lockstep.benchmark.forecast.forecast import Request
 
     flags = arguments.flags
     if "gpus_per_node" in flags and "ranks_per_node" in flags:
@@ -95,7 +96,7 @@ def _request(arguments: Arguments) -> Request:
 
 
 def _network(arguments: Arguments) -> Network | None:
-    from lockstep.benchmark.forecast_network import Network, read_bandwidth, read_latency
+    from lockstep.benchmark.forecast.network import Network, read_bandwidth, read_latency
 
     bandwidth, latency = arguments.last("bandwidth"), arguments.last("latency")
     if bandwidth is None and latency is None:

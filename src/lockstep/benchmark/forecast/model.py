@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import nnls
 
-from lockstep.benchmark.forecast_compute import ComputeModel, fit_compute
-from lockstep.benchmark.forecast_network import Message, Network, fit_network, messages_of
-from lockstep.benchmark.forecast_points import Point, Setting
-from lockstep.benchmark.forecast_stragglers import Stragglers, fit_stragglers
+from lockstep.benchmark.forecast.compute import ComputeModel, fit_compute
+from lockstep.benchmark.forecast.network import Message, Network, fit_network, messages_of
+from lockstep.benchmark.forecast.points import Point, Setting
+from lockstep.benchmark.forecast.stragglers import Stragglers, fit_stragglers
 
 _MANY = 3  # points, to tell two prices apart
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lockstep.benchmark.forecast_model import HeldBack, Model, Prediction, fit_model, hold_back
-from lockstep.benchmark.forecast_network import Network
-from lockstep.benchmark.forecast_points import Point, Setting, read_points
+from lockstep.benchmark.forecast.model import HeldBack, Model, Prediction, fit_model, hold_back
+from lockstep.benchmark.forecast.network import Network
+from lockstep.benchmark.forecast.points import Point, Setting, read_points
 from lockstep.benchmark.schema import Bundle
 from lockstep.core.errors import UsageError
 
@@ -189,7 +189,7 @@ def _cause(first: Row, row: Row) -> str | None:
     return cause if lost_s > 1e-3 * row.prediction.iteration_s else None
 
 
-def as_json(result: Forecast, words: str, warnings: Sequence[str]) -> dict[str, Any]:
+def to_json(result: Forecast, words: str, warnings: Sequence[str]) -> dict[str, Any]:
     """Return a forecast as JSON has it; times are seconds, rates env steps per second."""
     model, request = result.model, result.request
     return {

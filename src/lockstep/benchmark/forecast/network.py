@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from lockstep.benchmark.forecast_points import Point, Setting
+from lockstep.benchmark.forecast.points import Point, Setting
 from lockstep.benchmark.schema import Exchange
 from lockstep.core.config import show
 from lockstep.core.errors import UsageError

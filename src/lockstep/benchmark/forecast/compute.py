@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize, nnls
 
-from lockstep.benchmark.forecast_points import Point, Setting
+from lockstep.benchmark.forecast.points import Point, Setting
 
 ROLLOUT, UPDATE, WHOLE = "rollout", "update", "iteration"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from lockstep.benchmark.forecast_points import Lagging, Point
+from lockstep.benchmark.forecast.points import Lagging, Point
 
 _GRID = np.linspace(-12.0, 12.0, 4801)  # beyond, a normal distribution has nothing that a double could hold
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from lockstep.benchmark.forecast import LEAST_EFFICIENCY, Forecast, Row, has_stopped
-from lockstep.benchmark.forecast_compute import Price
-from lockstep.benchmark.forecast_model import Model
-from lockstep.benchmark.forecast_points import Point, Setting
+from lockstep.benchmark.forecast.compute import Price
+from lockstep.benchmark.forecast.forecast import LEAST_EFFICIENCY, Forecast, Row, has_stopped
+from lockstep.benchmark.forecast.model import Model
+from lockstep.benchmark.forecast.points import Point, Setting
 from lockstep.benchmark.units import duration, percent, quantity
 
 GOOD_ERROR = 0.15
