@@ -28,8 +28,8 @@ def as_rank(arguments: argparse.Namespace) -> None:
     import torch
 
     import lockstep
-    from lockstep.benchmark.measuring import Meter
     from lockstep.benchmark.resources import Sampler
+    from lockstep.benchmark.training.meter import Meter
     from lockstep.core.config import merge
     from lockstep.distributed.torch_exchange import gather_json
     from lockstep.distributed.torch_group import current
@@ -57,7 +57,9 @@ def as_rank(arguments: argparse.Namespace) -> None:
 
     def measured() -> float:
         meet = lambda: comm.gather_text("", "round")  # noqa: E731
-        meter = Meter(lambda: training.own_times, meet, Sampler(None), 0, arguments.iterations)
+        meter = Meter(
+            lambda: training.own_times, comm.take_waits, meet, Sampler(None), warm_up=0, iterations=arguments.iterations
+        )
         for _ in range(arguments.iterations):
             meter.record(training.iterate())
         return meter.wall_s

@@ -80,15 +80,16 @@ def main() -> None:
     os.environ |= {"RANK": str(process), "LOCAL_RANK": str(process), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ["JAX_COORDINATOR_ADDRESS"] = address
     import lockstep
-    from lockstep.benchmark.apart import measure_apart
-    from lockstep.benchmark.runtime import measure_runtime
+    from lockstep.benchmark.runtime.steps import time_steps
+    from lockstep.benchmark.training.apart import measure_apart
     from lockstep.session.jax_session import JAX
 
     config = lockstep.make_config(**settings)
     with ExitStack() as resources:
         resources.enter_context(JAX.running())
         team = JAX.join(config)
-        measured = measure_runtime(config, JAX, team, resources, warm_up=1, iterations=4)
+        own = JAX.make_stepper(config, team, resources)
+        measured = time_steps(own, team.comm, config.agent.num_steps_per_env, 1, 4)
         stepper = JAX.make_stepper(config, team, resources)
         stepper.step(5 * config.agent.num_steps_per_env)
         states = stepper.states()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.benchmark.runtime import measure_runtime
+from lockstep.benchmark.runtime.steps import time_steps
 from lockstep.core.types import Comm
 from lockstep.session.framework import Team
 from lockstep.session.torch_session import TORCH
@@ -17,7 +17,8 @@ def runtime(comm: Comm, settings: dict[str, Any], task: str) -> tuple[dict[str, 
     """Return what this rank measures in 1 + 4 iterations, and its envs after them."""
     team, config = Team(comm, [], "", "cpu"), config_of(settings, task)
     with ExitStack() as resources:
-        measured = measure_runtime(config, TORCH, team, resources, warm_up=1, iterations=4, watching=nullcontext())
+        own = TORCH.make_stepper(config, team, resources)
+        measured = time_steps(own, comm, config.agent.num_steps_per_env, 1, 4, nullcontext())
         stepper = TORCH.make_stepper(config, team, resources)
         for _ in range(5):
             stepper.step(config.agent.num_steps_per_env)

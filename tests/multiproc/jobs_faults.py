@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.benchmark.options import Options
 from lockstep.benchmark.schema import Bundle
-from lockstep.benchmark.training import benchmark_training
+from lockstep.benchmark.training.job import benchmark_training
 from lockstep.core.types import Comm
 from lockstep.distributed.torch_collectives import _WaitOnHost
 from lockstep.distributed.torch_direct import DirectExchange
@@ -29,16 +29,16 @@ def benchmark(
 ) -> dict[str, Any]:
     """Return the bundle, on rank 0, and what this rank has counted itself.
 
-    ``num_steps`` env steps of its own in the measured iterations, and ``wall_s`` seconds of them, from the end of the
-    last iteration before them to the end of the last of them, by its own clock; ``slept_s`` seconds of them.
+    ``num_steps`` env steps of its own in the measured iterations; by its own clock the seconds ``within_s`` these, and
+    ``around_s`` them, from the end of the last iteration before them on; ``slept_s`` seconds of them.
     """
     _slept_s.clear()
     found: list[Bundle] = []
     steps: list[int] = []
-    ends: list[float] = []
+    spans: list[tuple[float, float]] = []
     with contextlib.ExitStack() as patches:
         patches.enter_context(_FAULTS[fault[0]](comm.rank, fault[1]))
-        patches.enter_context(_counted(steps, ends))
+        patches.enter_context(_counted(steps, spans))
         options = Options("training", warm_up=warm_up, iterations=iterations)
         benchmark_training(config_of(settings, "cartpole_classic"), options, lambda: None, found.append)
     bundle = found[0].model_dump_json() if found else None
@@ -46,7 +46,8 @@ def benchmark(
     return {
         "bundle": bundle,
         "num_steps": sum(steps[measured]),
-        "wall_s": ends[warm_up + iterations - 1] - ends[warm_up - 1],
+        "within_s": sum(end - begin for begin, end in spans[measured]),
+        "around_s": spans[measured][-1][1] - spans[warm_up - 1][1],
         "slept_s": sum(_slept_s[-len(_slept_s) * iterations // (warm_up + iterations) :]),
     }
 
@@ -62,8 +63,8 @@ def _patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def _counted(steps: list[int], ends: list[float]) -> Iterator[None]:
-    """Count env steps by the calls of the env, and note when each iteration ends."""
+def _counted(steps: list[int], spans: list[tuple[float, float]]) -> Iterator[None]:
+    """Count env steps by the calls of the env, and note when each iteration begins and ends."""
     count = [0]
 
     def counting(original: Any) -> Any:
@@ -76,9 +77,10 @@ def _counted(steps: list[int], ends: list[float]) -> Iterator[None]:
     def noting(original: Any) -> Any:
         def iterate(*arguments: Any) -> Any:
             count[0] = 0
+            began = time.perf_counter()
             result = original(*arguments)
             steps.append(count[0])
-            ends.append(time.perf_counter())
+            spans.append((began, time.perf_counter()))
             return result
 
         return iterate

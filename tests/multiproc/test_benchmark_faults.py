@@ -52,9 +52,12 @@ def test_slow_exchanges_are_told_from_stragglers(ranks_2: RankPool) -> None:
     assert "xchange" in bundle.findings[0].words
     assert bundle.runtime is not None and bundle.runtime.split is not None
     split, num = bundle.runtime.split, sum(each.num for each in bundle.runtime.exchanges)
-    assert split.communication_s >= 0.05 * num
+    assert split.communication_s + split.contention_s >= 0.05 * num
     assert split.communication_s > 5 * split.straggler_wait_s
-    assert all(each.communication_s >= 0.05 and each.num_bytes > 0 for each in bundle.runtime.exchanges)
+    assert split.compute_s < 0.05  # of the four exchanges of an iteration none is taken for computing
+    assert num >= 4
+    own = [each for each in bundle.runtime.exchanges if each.tag != "others"]
+    assert all(each.communication_s >= 0.05 and each.num_bytes > 0 for each in own)
 
 
 def test_busy_loops_on_the_same_cores_are_told(ranks_2: RankPool) -> None:
@@ -68,7 +71,7 @@ def test_busy_loops_on_the_same_cores_are_told(ranks_2: RankPool) -> None:
     assert {each.reason for each in bundle.findings}.isdisjoint({"more_ranks_than_cores", "shared_memory_system"})
 
 
-def test_more_ranks_than_cores_are_told(ranks_4: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_cores_are_told(ranks_4: RankPool) -> None:
     settings = SMALL | {"num_envs": 1024}
     bundle, _ = measured(ranks_4, settings, 2, 4)
     if bundle.hardware[0].num_allowed_cores >= 4:
@@ -95,9 +98,9 @@ def check_throughput(ranks: RankPool, settings: dict[str, Any]) -> None:
     num_steps = sum(each["num_steps"] for each in counted)
     assert bundle.runtime.env_steps == num_steps == sum(each.env_steps for each in bundle.ranks)
     assert [each.env_steps for each in bundle.ranks] == [each["num_steps"] for each in counted]
-    wall_s = max(each["wall_s"] for each in counted)
-    # Ranks meet once more before the clock of the benchmark starts.
-    assert bundle.runtime.wall_s == pytest.approx(wall_s, rel=0.1, abs=0.02)
+    # Ranks meet once more before the clock of the benchmark starts, and compare their state before it is read last.
+    within_s, around_s = (max(each[name] for each in counted) for name in ("within_s", "around_s"))
+    assert within_s <= bundle.runtime.wall_s <= 1.05 * around_s + 0.1
     assert bundle.runtime.steps_per_s == pytest.approx(num_steps / bundle.runtime.wall_s)
     assert bundle.runtime.warm_up.iterations == 2
     assert (bundle.world_size, bundle.workload_scope) == (ranks.world_size, "global")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lockstep.benchmark.measuring import OwnExchange, OwnRank, ProcessReport
+from lockstep.benchmark.process_report import OwnExchange, OwnRank, ProcessReport
 from lockstep.benchmark.resources import Interval
 from lockstep.benchmark.schema import NodeHardware
 

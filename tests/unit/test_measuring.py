@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from lockstep.benchmark.assemble import Job, assemble, number_nodes
-from lockstep.benchmark.measuring import Meter, _exchanges
 from lockstep.benchmark.options import Options, check_options, config_for
-from lockstep.benchmark.resources import Sampler
-from lockstep.benchmark.work import work_of
+from lockstep.benchmark.resources import Sample, Sampler
+from lockstep.benchmark.training.exchanges import exchanges_of
+from lockstep.benchmark.training.meter import Iteration, Meter
+from lockstep.benchmark.training.work import work_of
 from lockstep.core.config import merge
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Wait
@@ -29,23 +30,44 @@ class Clock:
         return self.now
 
 
-def metered(warm_up: int, iterations: int, seconds: list[float], meeting_s: float = 50.0) -> tuple[Meter, list[Any]]:
+class Samples(Sampler):
+    """A sampler whose clock is set by hand."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(None)
+        self._clock = clock
+
+    def sample(self) -> Sample:
+        return Sample(self._clock(), 0.0, 0.0, 0.0, 1, ())
+
+
+def metered(
+    warm_up: int, iterations: int, seconds: list[float], meeting_s: float = 50.0, other_s: float = 0.0
+) -> tuple[Meter, list[Any]]:
     """Return a meter that has followed iterations of so many seconds, and what it has done."""
     clock = Clock()
     done: list[Any] = []
 
-    def meet() -> None:
-        done.append("met")
+    def take(what: str) -> None:
+        done.append(what)
         clock.now += meeting_s
 
     times = OwnTimes({"rollout": 0.25, "update": 0.5}, (Wait("gradients", 0.125, 64),))
-    keep = lambda iteration, content: done.append((iteration, content))  # noqa: E731
-    meter = Meter(lambda: times, meet, Sampler(None), warm_up, iterations, keep, clock)
+    meter = Meter(
+        lambda: times,
+        lambda: [Wait("sentinel", other_s, 8)] if other_s else [],
+        lambda: take("met"),
+        Samples(clock),
+        warm_up=warm_up,
+        iterations=iterations,
+        prepare=lambda: take("prepared"),
+        keep=lambda iteration, content: done.append((iteration, content)),
+        clock=clock,
+    )
     for number, duration in enumerate(seconds):
         clock.now += duration
-        meter.record(
-            {"iteration": number + 1, "env_steps": 10 * (number + 1), "time/compile": 2.0 if number == 0 else None}
-        )
+        compile_s = 2.0 if number == 0 else None
+        meter.record({"iteration": number + 1, "env_steps": 10 * (number + 1), "time/compile": compile_s})
     meter.save(len(seconds), {"a": 1})
     return meter, done
 
@@ -54,24 +76,42 @@ def test_the_warm_up_and_the_meeting_are_in_no_figure() -> None:
     meter, done = metered(2, 3, [7.0, 1.0, 2.0, 3.0, 4.0])
     assert (meter.warm_up_s, meter.warm_up_steps, meter.num_warm_up) == (8.0, 20, 2)
     assert meter.compile_s == 2.0
-    assert meter.iteration_s == [2.0, 3.0, 4.0]
+    assert [each.seconds for each in meter.iterations] == [2.0, 3.0, 4.0]
     assert (meter.wall_s, meter.env_steps) == (9.0, 30)
-    assert done == ["met", (5, {"a": 1})]
+    assert done == ["prepared", "met", "met", (5, {"a": 1})]
+
+
+def test_resources_are_those_of_the_measured_iterations() -> None:
+    meter, _ = metered(2, 3, [7.0, 1.0, 2.0, 3.0, 4.0, 80.0])
+    # What comes before the last meeting is no part of them, however long it takes.
+    assert sum(each.seconds for each in meter.intervals()) == pytest.approx(9.0 + 50.0)
+    meter, _ = metered(2, 3, [7.0, 1.0, 2.0, 3.0, 4.0, 80.0], meeting_s=0.0)
+    assert sum(each.seconds for each in meter.intervals()) == pytest.approx(9.0)
 
 
 def test_iterations_after_the_measured_ones_do_not_count() -> None:
     meter, _ = metered(1, 2, [7.0, 1.0, 2.0, 90.0])
-    assert (meter.iteration_s, meter.wall_s, meter.env_steps) == ([1.0, 2.0], 3.0, 20)
-    assert len(meter.recorded) == 4
-    assert len(meter.intervals()) >= 1
+    assert [each.seconds for each in meter.iterations] == [1.0, 2.0]
+    assert (meter.wall_s, meter.env_steps, len(meter.recorded)) == (3.0, 20, 4)
 
 
 def test_iterations_that_exchange_differently_are_not_taken_for_alike() -> None:
     one = OwnTimes({}, (Wait("gradients", 0.1, 8),))
     other = OwnTimes({}, (Wait("gradients", 0.1, 8), Wait("gradients", 0.1, 8)))
-    exchanges, waits_s = _exchanges([one, one])
+    exchanges, waits_s = exchanges_of([Iteration(1.0, one, 0.0)] * 2)
     assert ([each.tag for each in exchanges], waits_s) == (["gradients"], ((0.1,), (0.1,)))
-    assert _exchanges([one, other]) == ((), ())
+    assert exchanges_of([Iteration(1.0, one, 0.0), Iteration(1.0, other, 0.0)]) == ((), ())
+    assert exchanges_of([Iteration(1.0, OwnTimes({}, ()), 0.5)]) == ((), ())
+    assert exchanges_of([Iteration(1.0, None, 0.0)]) == ((), ())
+
+
+def test_exchanges_between_iterations_have_a_column_of_their_own() -> None:
+    one = OwnTimes({}, (Wait("gradients", 0.1, 8),))
+    exchanges, waits_s = exchanges_of([Iteration(1.0, one, 0.0), Iteration(1.0, one, 0.25)])
+    assert [each.tag for each in exchanges] == ["gradients", "others"]
+    assert waits_s == ((0.1, 0.0), (0.1, 0.25))
+    meter, _ = metered(1, 2, [7.0, 1.0, 2.0], other_s=0.5)
+    assert [each.other_waits_s for each in meter.iterations] == [0.5, 0.5]
 
 
 # --- from reports to a bundle --------------------------------------------------------------------------------------
@@ -90,6 +130,23 @@ def test_throughput_is_work_over_the_time_of_the_slowest_process() -> None:
     assert bundle.total_envs == 8
 
 
+def test_ranks_of_a_runtime_benchmark_are_not_in_step() -> None:
+    about = Job("runtime", job().config, ("x",))
+    bundle = assemble(about, [report(0, [1.0, 3.0], env_steps=60), report(1, [3.0, 2.0], env_steps=60)])
+    assert bundle.runtime is not None
+    # The slowest rank's iterations, not the slowest of each.
+    assert (bundle.runtime.iteration_s.least, bundle.runtime.iteration_s.most) == (2.0, 3.0)
+    assert bundle.slowest_rank == 1
+
+
+def test_where_the_time_goes_can_not_always_be_told() -> None:
+    bundle = assemble(job(), [report(0, [1.0], ranks=[0, 1])])
+    assert (bundle.slowest_rank, bundle.compute_spread) == (None, None)
+    (finding,) = bundle.findings
+    assert finding.reason == "unknown"
+    assert "devices of one process" in finding.words
+
+
 def test_nodes_are_numbered_as_torchrun_does_or_by_their_names() -> None:
     by_number = [report(0, [1.0], node=1), report(1, [1.0], node=0), report(2, [1.0], node=1)]
     assert number_nodes(by_number) == {0: 0, 1: 1, 2: 0}
@@ -103,7 +160,7 @@ def test_devices_of_one_process_share_its_figures() -> None:
     assert [(each.rank, each.process, each.wall_s) for each in bundle.ranks] == [
         (0, 0, 1.0), (1, 0, 1.0), (2, 1, 2.0), (3, 1, 2.0),
     ]  # fmt: skip
-    assert (bundle.world_size, bundle.num_processes, bundle.slowest_rank) == (4, 2, 2)
+    assert (bundle.world_size, bundle.num_processes, bundle.slowest_rank) == (4, 2, None)
 
 
 def test_what_was_busy_beside_the_job() -> None:

@@ -9,7 +9,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from lockstep.benchmark.hardware import cores_of_job, gpu_of, own_cores, own_node
-from lockstep.benchmark.resources import Sampler, Threads
+from lockstep.benchmark.resources import Sample, Sampler, Threads
 from lockstep.core.environment import allowed_cores
 from lockstep.core.gpu_mask import Gpu
 
@@ -84,6 +84,14 @@ def test_samples_are_taken_in_between_and_no_thread_stays(monkeypatch: pytest.Mo
             time.sleep(0.01)
     assert len(sampler.intervals()) >= 4
     assert threading.active_count() == before
+
+
+def test_a_short_interval_at_the_end_is_part_of_the_one_before() -> None:
+    sampler = Sampler(None)
+    sampler.samples = [Sample(at_s, at_s, 0.0, 0.0, 1, ()) for at_s in (0.0, 0.5, 1.0, 1.01)]
+    assert [each.seconds for each in sampler.intervals()] == [0.5, pytest.approx(0.51)]
+    sampler.samples = [Sample(at_s, at_s, 0.0, 0.0, 1, ()) for at_s in (0.0, 0.01)]
+    assert [each.seconds for each in sampler.intervals()] == [0.01]
 
 
 # --- the GPU behind a device ---------------------------------------------------------------------------------------

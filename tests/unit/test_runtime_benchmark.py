@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lockstep.benchmark.apart import measure_apart
-from lockstep.benchmark.runtime import RankRuntime, time_steps
+from lockstep.benchmark.runtime.steps import RankRuntime, time_steps
+from lockstep.benchmark.training.apart import measure_apart
 from lockstep.session.framework import Learner
 
 
@@ -60,7 +60,7 @@ def test_every_rank_of_the_process_has_its_own_times_without_the_warm_up() -> No
 def test_ranks_wait_for_one_another_before_and_after_what_is_measured() -> None:
     diary: Any = Diary()
     time_steps(TwoRanks(diary), diary, 4, warm_up=1, iterations=2, watching=diary.watching())
-    assert diary.entries == ["step 4", "barrier", "watch", "step 4", "step 4", "watched", "barrier"]
+    assert diary.entries == ["step 4", "barrier", "watch", "barrier", "step 4", "step 4", "watched", "barrier"]
 
 
 def test_the_first_iteration_is_never_measured() -> None:

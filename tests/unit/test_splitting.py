@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.benchmark.splitting import BY_EXCHANGES, BY_TIME_ALONE, NO_EXCHANGES, ONE_RANK, Split, split_times
+from lockstep.benchmark.splitting import AT_THE_END, BY_EXCHANGES, BY_TIME_ALONE, ONE_RANK, Split, split_times
 from tests.unit.report_fixtures import interval, report
 
 
@@ -41,6 +41,15 @@ def test_exchanges_of_one_kind_count_together() -> None:
     assert moments.communication_s == pytest.approx(0.3)
 
 
+def test_an_exchange_that_not_every_iteration_has() -> None:
+    reports = [report(rank, [1.0, 1.0], [[0.1, 0.0], [0.1, 0.3]], ["gradients", "others"]) for rank in range(2)]
+    split = split_of(*reports)
+    gradients, others = split.exchanges
+    assert (gradients.num, others.num) == (1, 0.5)
+    assert (gradients.communication_s, others.communication_s) == pytest.approx((0.1, 0.3))
+    np.testing.assert_allclose(split.communication_s, [[0.1, 0.4]] * 2)
+
+
 def test_a_process_that_also_trained_alone() -> None:
     reports = [report(0, [1.0, 1.2], alone_s=0.4), report(1, [1.0, 1.2], alone_s=0.9)]
     split, note = split_times("training", reports, 2)
@@ -71,11 +80,13 @@ def test_one_rank_computes_all_the_time() -> None:
     assert split.means().compute_s == 2.0
 
 
-def test_ranks_of_a_runtime_benchmark_wait_for_nobody() -> None:
-    split, note = split_times("runtime", [report(0, [1.0]), report(1, [3.0])], 2)
-    assert split is not None and note == NO_EXCHANGES
-    np.testing.assert_allclose(split.compute_s, [[1.0], [3.0]])
-    assert (split.means().straggler_wait_s, split.means().communication_s) == (0.0, 0.0)
+def test_ranks_of_a_runtime_benchmark_wait_at_the_end() -> None:
+    split, note = split_times("runtime", [report(0, [1.0, 2.0]), report(1, [3.0, 4.0])], 2)
+    assert split is not None and note == AT_THE_END
+    np.testing.assert_allclose(split.compute_s, [[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_allclose(split.straggler_wait_s, [[2.0, 2.0], [0.0, 0.0]])
+    means = split.means()
+    assert (means.compute_s, means.straggler_wait_s, means.communication_s) == (2.5, 1.0, 0.0)
 
 
 def test_the_note_of_exchanges() -> None:
@@ -113,7 +124,16 @@ def test_an_exchange_is_not_slow_because_a_rank_lacks_a_core() -> None:
     assert means.compute_s == pytest.approx(0.5)
     assert means.contention_s == pytest.approx(0.4)
     assert means.communication_s == pytest.approx(0.1)
-    assert split.exchanges[0].communication_s == pytest.approx(0.1)
+    assert split.exchanges[0].communication_s == pytest.approx(0.5)  # as it was
+
+
+def test_a_delay_in_a_wait_for_a_straggler_makes_no_exchange_slow() -> None:
+    # Rank 0 waits 0.6 s, 0.5 of them for rank 1, and lacks a core for 0.3 s of that; rank 1 lacks none.
+    waiting = report(0, [1.0], [[0.6]], ["gradients"], intervals=[interval(1.0, cpu_s=0.4, delay_s=0.3)])
+    late = report(1, [1.0], [[0.1]], ["gradients"], intervals=[interval(1.0, cpu_s=0.9, delay_s=0.0)])
+    means = split_of(waiting, late).means()
+    assert means.communication_s == pytest.approx(0.1)
+    assert means.straggler_wait_s == pytest.approx(0.25)
 
 
 def test_where_nobody_counts_delays_there_is_no_contention() -> None:

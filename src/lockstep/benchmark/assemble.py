@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.benchmark.hardware import installed
-from lockstep.benchmark.measuring import OwnRank, ProcessReport
+from lockstep.benchmark.process_report import OwnRank, ProcessReport
 from lockstep.benchmark.reasons.find import find_reasons
 from lockstep.benchmark.resources import Interval
 from lockstep.benchmark.schema import (
@@ -56,13 +56,13 @@ def assemble(job: Job, reports: Sequence[ProcessReport]) -> Bundle:
     """
     num_ranks = sum(len(report.ranks) for report in reports)
     split, note = split_times(job.kind, reports, num_ranks)
-    iteration_s = np.array([report.iteration_s for report in reports]).max(axis=0)
+    iteration_s = _iteration_s(job.kind, reports)
     nodes = number_nodes(reports)
     ranks = tuple(figure for report in reports for figure in _figures_of(report, reports, split, nodes, job))
     ranks = tuple(sorted(ranks, key=lambda each: each.rank))
     runtime = _runtime(reports, iteration_s, split, note)
     hardware = hardware_of(reports, nodes)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = (_untold(note),)
     if split is not None:
         findings = find_reasons(
             ranks=ranks,
@@ -99,6 +99,20 @@ def assemble(job: Job, reports: Sequence[ProcessReport]) -> Bundle:
         learning=job.learning,
         findings=findings,
     )
+
+
+def _iteration_s(kind: Kind, reports: Sequence[ProcessReport]) -> np.ndarray:
+    """Return ``(num_iterations,)``: how long each iteration took the job.
+
+    Ranks that train are in step, so that each iteration counts with its slowest. Those of a runtime benchmark are not:
+    there the slowest rank's iterations are the job's.
+    """
+    by_process = np.array([report.iteration_s for report in reports])
+    if kind == "runtime":
+        slowest: np.ndarray = by_process[int(by_process.sum(axis=1).argmax())]
+        return slowest
+    longest: np.ndarray = by_process.max(axis=0)
+    return longest
 
 
 def run_of(job: Job, device: str) -> Run:
@@ -217,8 +231,8 @@ def _rank_figures(rank: OwnRank, report: ProcessReport, shared: dict[str, Any], 
     percent = memory = None
     if place is not None:
         seen = [each for each in report.intervals if place < len(each.gpu_percent)]
-        percent = use_of([each.gpu_percent[place] for each in seen])
-        memory = use_of([each.gpu_memory_bytes[place] for each in seen])
+        percent = use_of([value for each in seen if (value := each.gpu_percent[place]) is not None])
+        memory = use_of([value for each in seen if (value := each.gpu_memory_bytes[place]) is not None])
     return RankFigures(
         rank=rank.rank,
         device=rank.device,
@@ -269,11 +283,15 @@ def _others_percent(report: ProcessReport, reports: Sequence[ProcessReport], nod
     return None if busy is None else Use(mean=max(0.0, busy.mean - used), peak=max(0.0, busy.peak - used))
 
 
-def _slowest(ranks: Sequence[RankFigures]) -> int:
-    """Return the rank that computes longest; where that is not known, the one whose iterations took longest."""
-    if all(each.compute_s is not None for each in ranks):
-        return max(ranks, key=lambda each: each.compute_s.mean if each.compute_s is not None else 0.0).rank
-    return max(ranks, key=lambda each: each.wall_s).rank
+def _slowest(ranks: Sequence[RankFigures]) -> int | None:
+    """Return the rank that computes longest; None where that is not known."""
+    known = [(each.compute_s.mean, -each.rank) for each in ranks if each.compute_s is not None]
+    return -max(known)[1] if len(known) == len(ranks) else None
+
+
+def _untold(note: str) -> Finding:
+    """Return the finding that nothing can be said, and why."""
+    return Finding(reason="unknown", rank=None, lost_share=0.0, words=f"Where the time goes can't be told: {note}.")
 
 
 def devices_of(
@@ -291,7 +309,7 @@ def devices_of(
                 pci_bus_id=there[0].pci_bus_id,
                 ranks=tuple(each.rank for each in there),
                 percent=there[0].gpu_percent,
-                memory_bytes=there[0].gpu_memory_bytes,
+                memory_bytes=_sum([each.gpu_memory_bytes for each in there]),
             )
         )
     for node in sorted(set(nodes.values())):

@@ -1,6 +1,7 @@
 """What this process uses while it is measured, and what else is busy on its cores: sampled in a thread of its own."""
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ class Sample(NamedTuple):
     delay_s: float | None  # for which threads of this process were ready to run, and something else had the core
     busy_s: float  # of the cores that this process may run on, whoever kept them busy
     memory_bytes: int
-    gpus: tuple[tuple[float, float], ...]  # of each GPU of this process: percent of its time, bytes in use
+    gpus: tuple[tuple[float | None, float | None], ...]  # of each GPU: percent of its time, bytes; None: not told
 
 
 class Interval(Record):
@@ -37,8 +38,8 @@ class Interval(Record):
     delay_s: float | None
     busy_s: float
     memory_bytes: int
-    gpu_percent: tuple[float, ...]
-    gpu_memory_bytes: tuple[float, ...]
+    gpu_percent: tuple[float | None, ...]
+    gpu_memory_bytes: tuple[float | None, ...]
 
 
 class Threads:
@@ -110,8 +111,17 @@ class Sampler:
         )
 
     def intervals(self) -> list[Interval]:
-        """Return what was used between the samples so far."""
-        pairs = zip(self.samples, self.samples[1:], strict=False)
+        """Return what was used between the samples so far.
+
+        The last sample may follow soon on the one before, and the system counts busy cores in hundredths of seconds: a
+        short interval would say much of little, so it is part of the one before.
+        """
+        kept = self.samples[:1]
+        for sample in self.samples[1:-1]:
+            if self.samples[-1].at_s - sample.at_s >= INTERVAL_S / 2:
+                kept.append(sample)
+        kept += self.samples[1:][-1:]
+        pairs = itertools.pairwise(kept)
         return [_between(before, after) for before, after in pairs if after.at_s > before.at_s]
 
     def _run(self) -> None:
@@ -165,23 +175,23 @@ class _Gpus:
             self._close = pynvml.nvmlShutdown
             self._handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()) for uuid in uuids]
 
-    def read(self) -> tuple[tuple[float, float], ...]:
+    def read(self) -> tuple[tuple[float | None, float | None], ...]:
         return tuple((self._percent(handle), self._memory(handle)) for handle in self._handles)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self._close()
 
-    def _percent(self, handle: Any) -> float:
-        with contextlib.suppress(self._nvml.NVMLError):
+    def _percent(self, handle: Any) -> float | None:
+        with contextlib.suppress(self._nvml.NVMLError):  # a part of a GPU (MIG) does not tell
             return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        return 0.0
+        return None
 
-    def _memory(self, handle: Any) -> float:
+    def _memory(self, handle: Any) -> float | None:
         with contextlib.suppress(self._nvml.NVMLError):
             for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                 if process.pid == os.getpid() and process.usedGpuMemory:
                     return float(process.usedGpuMemory)
         with contextlib.suppress(self._nvml.NVMLError):
             return float(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        return 0.0
+        return None

@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 Kind = Literal["startup", "runtime", "training"]
 WorkloadScope = Literal["global", "per_rank"]
 MeasurementScope = Literal["all_ranks"]
-GpuMeasurementScope = Literal["own_device", "none"]
+GpuMeasurementScope = Literal["own_device", "not_measured", "none"]
 
 SCOPE_VALUES: dict[str, dict[str, str]] = {
     "workload_scope": {
@@ -25,6 +25,7 @@ SCOPE_VALUES: dict[str, dict[str, str]] = {
     "measurement_scope": {"all_ranks": "every rank is measured, between two points that all ranks pass together"},
     "gpu_measurement_scope": {
         "own_device": "each rank measures the GPU that it computes on, found by UUID, with whatever else runs there",
+        "not_measured": "ranks compute on GPUs, and what they use of them was not measured (startup)",
         "none": "no rank computes on a GPU that NVML tells about",
     },
 }
@@ -184,7 +185,11 @@ class Startup(Record):
 
 
 class RankFigures(Record):
-    """One rank. Times are of a mean iteration and of the longest one (startup: of a start, and of the longest)."""
+    """One rank, or its process where its devices can't be told apart.
+
+    Times are of a mean iteration and of the longest one (startup: of a start, and of the longest); those by sampling,
+    of CPU and memory, of all measured iterations and of the half second in which it was most.
+    """
 
     rank: Count
     process: Count
@@ -195,7 +200,7 @@ class RankFigures(Record):
     gpu_uuid: str | None
     pci_bus_id: str | None
     cores: tuple[int, ...] | None = Field(description="it may run on")
-    threads: Positive | None = Field(description="it keeps busy by itself")
+    threads: Positive | None = Field(description="it keeps busy at the same time, of the framework or the physics")
     num_envs: Count
     env_steps: Count
     wall_s: Seconds = Field(description="in all measured iterations")
@@ -204,7 +209,7 @@ class RankFigures(Record):
     compute_s: Use | None = Field(description="all work of its own, contention included; null: not measured")
     straggler_wait_s: Use | None
     communication_s: Use | None
-    contention_s: Use | None
+    contention_s: Use | None = Field(description="ready to compute without a core; known of all iterations together")
     cpu_s: Use | None = Field(description="CPU time of all its threads")
     cpu_percent: Use | None = Field(description="of one core: 200 is two cores")
     others_cpu_percent: Use | None = Field(description="of one core: what else was busy on the cores it may run on")
@@ -214,7 +219,7 @@ class RankFigures(Record):
 
 
 class DeviceUse(Record):
-    """What was used of one GPU, or of the cores of one node, by whatever ran there."""
+    """What was used of one GPU, by whatever ran there, or by the job of the cores of one node."""
 
     kind: Literal["gpu", "cpu"]
     node: Count
@@ -222,7 +227,7 @@ class DeviceUse(Record):
     pci_bus_id: str | None
     ranks: tuple[int, ...] = Field(description="that computed there")
     percent: Use | None = Field(description="of the GPU's time; of a CPU, of all cores that the job may use")
-    memory_bytes: Use | None
+    memory_bytes: Use | None = Field(description="of the ranks that computed there; the sum of their peaks is the peak")
 
 
 class Work(Record):
@@ -302,7 +307,7 @@ class Bundle(Record):
     startup: Startup | None = Field(description="null for all else")
     work: Work | None = Field(description="null where no policy is trained, or the learner does not tell")
     ranks: tuple[RankFigures, ...] = Field(min_length=1, description="every rank, in order")
-    slowest_rank: Count = Field(description="the one that computed longest, or came last where that is not known")
+    slowest_rank: Count | None = Field(description="the one that computed longest; null where that can't be told")
     compute_spread: Spread | None = Field(description="over ranks, of compute_s of a mean iteration")
     resources: tuple[DeviceUse, ...] = Field(description="of each GPU, and of the cores of each node")
     learning: Learning | None = Field(description="null but for training")
@@ -318,7 +323,7 @@ class Bundle(Record):
             raise ValueError("total_envs must be the sum of the ranks' num_envs")
         if [each.node for each in self.hardware] != list(range(self.num_nodes)):
             raise ValueError(f"hardware must name the nodes 0 to {self.num_nodes - 1}, each once and in order")
-        if self.slowest_rank >= self.world_size:
+        if self.slowest_rank is not None and self.slowest_rank >= self.world_size:
             raise ValueError(f"slowest_rank {self.slowest_rank} is not among {self.world_size} ranks")
         if (self.kind == "startup") != (self.startup is not None) or (self.kind == "startup") == (
             self.runtime is not None

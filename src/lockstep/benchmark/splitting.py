@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.benchmark.measuring import ProcessReport
+from lockstep.benchmark.process_report import ProcessReport
 from lockstep.benchmark.schema import Exchange, Kind, TimeSplit
 
 BY_EXCHANGES = (
@@ -22,7 +22,10 @@ BY_TIME_ALONE = (
     "least of what the common iteration takes longer is communication, the rest is waiting for stragglers (per process)"
 )
 ONE_RANK = "one rank waits for nobody"
-NO_EXCHANGES = "ranks wait for one another before the first iteration and after the last, not in between"
+AT_THE_END = (
+    "ranks wait for one another before the first iteration and after the last, not in between: what the slowest takes "
+    "longer, the others wait at the end"
+)
 _DEVICES_OF_ONE = "the devices of one process wait for one another inside one program, which nobody sees from outside"
 _UNKNOWN = "the learner does not tell its exchanges one by one"
 
@@ -36,7 +39,7 @@ class Split:
     communication_s: np.ndarray  # the same, without what contention has added to it
     contention_s: np.ndarray  # (num_processes,) float64, of a mean iteration
     contention_in_compute_s: np.ndarray  # (num_processes,) of it, the part that is in compute_s
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[Exchange, ...]  # as they were, contention or not
 
     def means(self) -> TimeSplit:
         """Return the mean iteration."""
@@ -57,10 +60,13 @@ def split_times(kind: Kind, reports: Sequence[ProcessReport], num_ranks: int) ->
         num_ranks: of the job.
     """
     iteration_s = np.array([report.iteration_s for report in reports])
-    if kind == "runtime" or num_ranks == 1:
-        nothing = np.zeros_like(iteration_s)
-        note = NO_EXCHANGES if kind == "runtime" else ONE_RANK
-        return _with_contention(reports, iteration_s, nothing, nothing, ()), note
+    nothing = np.zeros_like(iteration_s)
+    if num_ranks == 1:
+        return _with_contention(reports, iteration_s, nothing, nothing, ()), ONE_RANK
+    if kind == "runtime":
+        total_s = iteration_s.sum(axis=1, keepdims=True)
+        waits_s = np.broadcast_to((total_s.max() - total_s) / iteration_s.shape[1], iteration_s.shape)
+        return _with_contention(reports, iteration_s, waits_s, nothing, ()), AT_THE_END
     if len(reports) == 1:
         return None, _DEVICES_OF_ONE
     if all(report.exchanges for report in reports) and len({report.exchanges for report in reports}) == 1:
@@ -82,13 +88,14 @@ def _by_exchanges(reports: Sequence[ProcessReport], iteration_s: np.ndarray) -> 
     exchanges = []
     for tag in tags:
         own = [index for index, kind in enumerate(kinds) if kind.tag == tag]
+        num = float((waits_s[:, :, own] > 0).any(axis=0).sum(axis=1).mean())  # some are not in every iteration
         exchanges.append(
             Exchange(
                 tag=tag,
-                num=len(own),
+                num=num,
                 num_bytes=float(np.mean([kinds[index].num_bytes for index in own])),
-                communication_s=float(communication_s[:, own].mean()),
-                straggler_wait_s=float(straggler_s[:, :, own].mean()),
+                communication_s=float(communication_s[:, own].sum(axis=1).mean()) / max(num, 1e-12),
+                straggler_wait_s=float(straggler_s[:, :, own].sum(axis=2).mean()) / max(num, 1e-12),
             )
         )
     return _with_contention(reports, compute_s, straggler_s.sum(axis=2), shared_s, tuple(exchanges))
@@ -116,14 +123,15 @@ def _with_contention(
     """Return the split with the delays for want of a core taken out of the times that they have made longer."""
     delays = [_delays_s(report, own) for report, own in zip(reports, compute_s.mean(axis=1), strict=True)]
     in_compute_s, elsewhere_s = (np.array(column) for column in zip(*delays, strict=True))
-    # Who lacks a core comes late to what has arrived: an exchange is not slow for that.
+    # Who lacks a core comes late to what has arrived: an exchange is not slow for that. Of a delay in exchanges, those
+    # that were waits for stragglers have their part; and as the shortest wait of all is communication, the delay of the
+    # rank that had least of it is what can have made it longer.
     mean_s = float(communication_s.mean())
-    moved_s = min(mean_s, float(elsewhere_s.mean()))
+    shared_s, late_s = communication_s.mean(axis=1), straggler_wait_s.mean(axis=1)
+    in_communication_s = elsewhere_s * shared_s / np.maximum(shared_s + late_s, 1e-12)
+    moved_s = min(mean_s, float(in_communication_s.min()))
     kept = 1.0 - moved_s / mean_s if mean_s > 0 else 1.0
-    slower = [each.model_copy(update={"communication_s": each.communication_s * kept}) for each in exchanges]
-    return Split(
-        compute_s, straggler_wait_s, communication_s * kept, in_compute_s + moved_s, in_compute_s, tuple(slower)
-    )
+    return Split(compute_s, straggler_wait_s, communication_s * kept, in_compute_s + moved_s, in_compute_s, exchanges)
 
 
 def _delays_s(report: ProcessReport, compute_s: float) -> tuple[float, float]:

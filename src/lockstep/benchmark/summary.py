@@ -17,8 +17,8 @@ def lines_of(bundle: Bundle) -> Iterator[str]:
         yield from _runtime(bundle.runtime)
     if bundle.startup is not None:
         yield from _startup(bundle.startup)
-    if count > 1 and bundle.runtime is not None:
-        yield _ranks(bundle)
+    if bundle.slowest_rank is not None and count > 1 and bundle.runtime is not None:
+        yield _ranks(bundle, bundle.slowest_rank)
     for finding in bundle.findings:
         yield finding.words
     success = None if bundle.learning is None else bundle.learning.success
@@ -53,7 +53,7 @@ def _runtime(runtime: Runtime) -> Iterator[str]:
         total = sum(runtime.split.model_dump().values()) or 1.0
         parts = {
             "compute": runtime.split.compute_s,
-            "cores taken by others": runtime.split.contention_s,
+            "without a core": runtime.split.contention_s,
             "waiting for stragglers": runtime.split.straggler_wait_s,
             "communication": runtime.split.communication_s,
         }
@@ -67,8 +67,8 @@ def _startup(startup: Startup) -> Iterator[str]:
         yield f"  {phase.name:<16}{cold}{warm}"
 
 
-def _ranks(bundle: Bundle) -> str:
-    slowest = bundle.ranks[bundle.slowest_rank]
+def _ranks(bundle: Bundle, slowest_rank: int) -> str:
+    slowest = bundle.ranks[slowest_rank]
     spread = bundle.compute_spread
     between = "" if spread is None else f"; ranks compute {duration(spread.least)} to {duration(spread.most)}"
     return f"  slowest: rank {slowest.rank} on {slowest.host} ({slowest.device}){between}"

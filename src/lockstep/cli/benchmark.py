@@ -43,7 +43,13 @@ of training, in one process:
 lockstep report BUNDLE... makes a page of bundles; docs/benchmarks.md says what is measured and how.
 """
 
-_KINDS = ("startup", "runtime", "training")
+_MEASURED_BY = {
+    "startup": "lockstep.benchmark.startup.job:benchmark_startup",
+    "runtime": "lockstep.benchmark.runtime.job:benchmark_runtime",
+    "training": "lockstep.benchmark.training.job:benchmark_training",
+}
+"""Import strings of functions ``(config, options, prepare, finish)`` that all processes of a job call."""
+_KINDS = tuple(_MEASURED_BY)
 _OTHERS = {name: f"lockstep.cli.benchmark_{name}" for name in ("scaling", "forecast", "compare")}
 _ALL = (*_KINDS, *(f"{kind}_multigpu" for kind in _KINDS), *_OTHERS)
 
@@ -76,9 +82,9 @@ def _unknown(what: str, name: str) -> UsageError:
 
 def _measure(kind: "Kind", argv: Sequence[str]) -> int:
     """Measure in this process, with all others of its job if it is a rank."""
-    from lockstep.benchmark.measure import measure
     from lockstep.benchmark.output import check_place, default_path, keep
     from lockstep.cli.benchmark_request import read
+    from lockstep.core.registry import load
 
     config, options = read(kind, argv)
     path = options.output or default_path(config.log_root, kind, config.task)
@@ -86,7 +92,7 @@ def _measure(kind: "Kind", argv: Sequence[str]) -> int:
     def finish(bundle: "Bundle") -> None:
         keep(bundle, path, print)
 
-    measure(config, options.writing_to(path), lambda: check_place(path), finish)
+    load(_MEASURED_BY[kind])(config, options.writing_to(path), lambda: check_place(path), finish)
     return 0
 
 

@@ -82,11 +82,14 @@ def main(argv: Sequence[str]) -> int:
     _make(folder)
     for line in warnings:
         _say(f"lockstep: warning: {line}")
+    threads = equal_threads(config, max(sweep.counts))
+    if threads:
+        _say(f"every rank of every job has the threads of one of {max(sweep.counts)}: {' '.join(threads)}")
     from lockstep.benchmark.scaling.jobs import ProcessJobs
     from lockstep.benchmark.scaling.sweep import run_sweep
 
     keep = _keeper(folder)
-    result = run_sweep(sweep, ProcessJobs(words).run, folder, _say, keep)
+    result = run_sweep(sweep, ProcessJobs([*words, *threads]).run, folder, _say, keep)
     _show(result)
     _say(f"written: {folder}: scaling.json, scaling.png and the bundle of every job")
     return 0
@@ -145,6 +148,26 @@ def check_jobs(
                 "larger number; give every rank as many: --num_envs N"
             )
     return configs[0], tuple(warnings)
+
+
+def equal_threads(config: "TrainConfig", most: int) -> list[str]:
+    """Return the words that give a rank of every job as many threads as one of the largest has.
+
+    By itself a rank takes its share of the node's cores: the only rank of a job would compute on all of them, and no
+    number of ranks could be faster. On GPUs, and with JAX, which takes no such number, nothing is said.
+
+    Args:
+        config: of the training.
+        most: ranks of the largest job.
+    """
+    from lockstep.core.environment import allowed_cores
+    from lockstep.session.process import torch_threads
+
+    if config.ml_framework != "torch" or config.device != "cpu":
+        return []
+    cores = max(1, allowed_cores() // most)
+    words = [] if config.num_torch_threads else ["--num_torch_threads", str(torch_threads(config, cores))]
+    return words if config.env.num_physics_threads else [*words, "--env.num_physics_threads", str(cores)]
 
 
 def _counts(own: Arguments) -> tuple[int, ...]:

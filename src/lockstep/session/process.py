@@ -30,12 +30,16 @@ def prepare(config: TrainConfig, rank: int) -> None:
 
     seed_generators(config.seed, rank)
     keep_large_buffers()
+    torch.set_num_threads(config.num_torch_threads or torch_threads(config, threads_per_rank()))
+
+
+def torch_threads(config: TrainConfig, num_cores: int) -> int:
+    """Return how many threads torch is given by itself, where a rank has so many cores."""
     agent = config.agent_as(PpoConfig)
     widths = [*agent.actor_hidden_dims, *agent.critic_hidden_dims]
     widths += [] if agent.recurrent == "none" else [agent.recurrent_hidden_dim]
     # Threads that wait for one another after every small layer gain nothing, and lose much on a busy machine.
-    automatic = 1 if max(widths, default=0) <= SMALL_WIDTH else threads_per_rank()
-    torch.set_num_threads(config.num_torch_threads or automatic)
+    return 1 if max(widths, default=0) <= SMALL_WIDTH else num_cores
 
 
 def seed_generators(seed: int, rank: int, iteration: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -108,7 +109,7 @@ def fit_compute(points: Sequence[Point]) -> ComputeModel:
     """Return the model that fits best.
 
     Prices are found by nonnegative least squares on relative residuals; which terms are used, by the error on points
-    held back one by one, a further term having to lower it notably. How much busy cores and fewer threads cost is
+    held back one by one and on the others, which a further term has to lower notably. How much busy cores and fewer threads cost is
     sought around that.
 
     Args:
@@ -227,7 +228,7 @@ def _choose(
         best: tuple[Term, ...] = ()
         best_error = math.inf
         for size in range(1, min(len(own), max(1, len(points) - 1)) + 1):
-            tried = [(_held_back(points, subset, factors), subset) for subset in itertools.combinations(own, size)]
+            tried = [(_error(points, subset, factors), subset) for subset in itertools.combinations(own, size)]
             least = min(error for error, _ in tried)
             error, subset = next(each for each in tried if each[0] <= least + _GOOD_ENOUGH)
             if error < _WORTH * best_error - _GOOD_ENOUGH or not best:
@@ -237,14 +238,22 @@ def _choose(
     return chosen
 
 
-def _held_back(points: Sequence[Point], terms: Sequence[Term], factors: Sequence[float]) -> float:
-    """Return the error, as a root mean square of logarithms, on points left out of the fit one by one."""
+def _error(points: Sequence[Point], terms: Sequence[Term], factors: Sequence[float]) -> float:
+    """Return the mean error, as a logarithm, on points left out of the fit one by one, and on those that it has.
+
+    The first alone would take too few terms where a point is the only one of its size: without it there is nothing
+    that tells more terms apart, so that the fewest do best there, however badly they fit the rest.
+    """
     if len(points) == 1:
         return 0.0
-    squares = []
+    own = _columns(points, terms, factors)
+    errors = _logarithms(own @ _prices(points, terms, factors)[0])
     for index in range(len(points)):
         rest = [other for other in range(len(points)) if other != index]
         prices, _ = _prices([points[other] for other in rest], terms, [factors[other] for other in rest])
-        predicted = float((_columns([points[index]], terms, [factors[index]]) @ prices)[0])
-        squares.append(math.log(max(predicted, 1e-3)) ** 2)
-    return math.sqrt(sum(squares) / len(squares))
+        errors += _logarithms(own[index : index + 1] @ prices)
+    return statistics.fmean(errors)
+
+
+def _logarithms(ratios: np.ndarray) -> list[float]:
+    return [abs(math.log(max(float(ratio), 1e-3))) for ratio in ratios]

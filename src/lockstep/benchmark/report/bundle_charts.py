@@ -53,7 +53,7 @@ def split_of_time(runtime: Runtime, prefix: str) -> Iterator[Block]:
 def rank_chart(bundle: Bundle, prefix: str) -> Iterator[Chart]:
     """Yield a column for each rank, if there are several and they were measured."""
     ranks = bundle.ranks
-    if len(ranks) < 2 or any(each.compute_s is None for each in ranks):
+    if len(ranks) < 2 or bundle.slowest_rank is None or any(each.compute_s is None for each in ranks):
         return
     parts = {
         "compute": ("own work", _means(ranks, "compute_s"), "contention included"),

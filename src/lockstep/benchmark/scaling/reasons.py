@@ -36,12 +36,18 @@ def losses_of(split: TimeSplit, smallest: TimeSplit, work: float, total: float) 
 
 
 def reasons_at(
-    bundle: Bundle, losses: Losses | None, split: TimeSplit | None, more_cpu_s: float | None, is_strong: bool
+    bundle: Bundle,
+    smallest: Bundle,
+    losses: Losses | None,
+    split: TimeSplit | None,
+    more_cpu_s: float | None,
+    is_strong: bool,
 ) -> tuple[Finding, ...]:
     """Return why a job is not faster: what its bundle says, and why its ranks compute longer than in the smallest job.
 
     Args:
         bundle: of the job.
+        smallest: of the smallest job.
         losses: beside the smallest job; None if this is that.
         split: of the mean iteration.
         more_cpu_s: CPU time of a rank in a mean iteration, less that of the smallest job for the same work; None where
@@ -50,12 +56,22 @@ def reasons_at(
     """
     if losses is None or split is None or losses.compute < NOTABLE:
         return bundle.findings
-    slower = _slower(bundle, losses, sum(split.model_dump().values()), more_cpu_s, is_strong)
+    slower = _slower(bundle, smallest, losses, sum(split.model_dump().values()), more_cpu_s, is_strong)
     others = [each for each in bundle.findings if each.reason != "nothing_lost"]
     return tuple(sorted([slower, *others], key=lambda each: each.lost_share, reverse=True))
 
 
-def _slower(bundle: Bundle, losses: Losses, iteration_s: float, more_cpu_s: float | None, is_strong: bool) -> Finding:
+def _fewer_threads(bundle: Bundle, smallest: Bundle) -> str:
+    """Return in words that a rank has fewer threads to compute with than in the smallest job; "" if it has not."""
+    now, then = (each.ranks[0].threads for each in (bundle, smallest))
+    if now is None or then is None or now >= then:
+        return ""
+    return f"each has {now} of the {then} threads that a rank of that job has, since the ranks share the node's cores"
+
+
+def _slower(
+    bundle: Bundle, smallest: Bundle, losses: Losses, iteration_s: float, more_cpu_s: float | None, is_strong: bool
+) -> Finding:
     """Return the finding that ranks compute longer beside one another."""
     more_s = losses.compute * iteration_s
     lost = share(more_s, iteration_s)
@@ -67,7 +83,8 @@ def _slower(bundle: Bundle, losses: Losses, iteration_s: float, more_cpu_s: floa
             "sweep without --strong tells the two apart."
         )
         return Finding(reason="unknown", rank=None, lost_share=lost, words=words)
-    has_cores = not any(is_crowded(node, bundle.ranks) for node in bundle.hardware)
+    fewer = _fewer_threads(bundle, smallest)
+    has_cores = not fewer and not any(is_crowded(node, bundle.ranks) for node in bundle.hardware)
     is_cpu = bundle.ranks[0].device.startswith("cpu")
     if is_cpu and has_cores and more_cpu_s is not None and more_cpu_s >= SEEN * more_s:
         words = (
@@ -77,7 +94,7 @@ def _slower(bundle: Bundle, losses: Losses, iteration_s: float, more_cpu_s: floa
             "fewer ranks per socket, or fewer envs per rank."
         )
         return Finding(reason="shared_memory_system", rank=None, lost_share=lost, words=words)
-    why = (
+    why = fewer or (
         "its ranks are more than there are cores for"
         if is_cpu and not has_cores
         else "CPU times don't say why"

@@ -182,19 +182,19 @@ def _count_result(jobs: Sequence[Job], smallest: Sequence[Job], is_strong: bool)
         split=split,
         cpu_s=cpu_s,
         losses=losses,
-        findings=reasons_at(median, losses, split, more_cpu_s, is_strong),
+        findings=reasons_at(median, first, losses, split, more_cpu_s, is_strong),
         verdict=verdict_of(bundle.world_size, first.world_size, efficiency, losses),
     )
 
 
 def interval_of(values: Sequence[float], confidence: float) -> Interval:
-    """Return the mean of values and its confidence interval by Student's t distribution."""
+    """Return the mean of values, which are never below 0, and its confidence interval by Student's t distribution."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean=mean, low=None, high=None)
     error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
     reach = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1)) * error
-    return Interval(mean=mean, low=mean - reach, high=mean + reach)
+    return Interval(mean=mean, low=max(0.0, mean - reach), high=mean + reach)
 
 
 def _rate(job: Job) -> float:

@@ -41,7 +41,7 @@ NUM_FUNCTIONS = 8
 """Of each phase: half of them took longest with what they called, the others by themselves."""
 _PASSED_ON = 0.9
 _WORTH_NAMING, _LEAST_S = 0.01, 1e-4
-_MACHINERY = ("<frozen importlib", "importlib/__init__.py", "<frozen runpy>", "benchmark/startup_")
+_MACHINERY = ("<frozen importlib", "importlib/__init__.py", "<frozen runpy>", "benchmark/startup/")
 _PLUMBING = ("builtins.exec>", "builtins.__import__>", "_lsprof.Profiler")
 
 Function = tuple[str, int, str]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from lockstep.benchmark.assemble import Job, cpu_use, hardware_of, number_nodes, run_of
 from lockstep.benchmark.hardware import gpu_of, installed, own_cores, own_node
+from lockstep.benchmark.joining import TAG, Finish, Prepare
 from lockstep.benchmark.schema import (
     SCHEMA_VERSION,
     SCOPE_VALUES,
@@ -41,13 +41,11 @@ class _Place(Record):
     hardware: NodeHardware
     cores: tuple[int, ...] | None
     threads: int
-    mask: str | None
-    device_order: str | None
+    gpus: dict[int, tuple[str, str]]
+    """Of each rank that has one, UUID and PCI id."""
 
 
-def benchmark_startup(
-    config: TrainConfig, options: Options, prepare: Callable[[], object], finish: Callable[[Bundle], None]
-) -> None:
+def benchmark_startup(config: TrainConfig, options: Options, prepare: Prepare, finish: Finish) -> None:
     """Start again and again, and hand the bundle to ``finish`` on rank 0. All processes of the job call it.
 
     Args:
@@ -67,7 +65,7 @@ def benchmark_startup(
         team.comm.on_main(lambda: str(prepare() or ""), "output")
         startup, ranks = measure_startup(config, team.comm, repetitions=options.repetitions, say=_say)
         shares = checked_shares(config, len(ranks))
-        texts = team.comm.gather_text(_own_place(team.comm.rank).model_dump_json(), "benchmark")
+        texts = team.comm.gather_text(_own_place(team.comm.rank, ranks).model_dump_json(), TAG)
         places = [_Place.model_validate_json(text) for text in texts]
         job = Job("startup", config, tuple(sys.argv))
         bundle = _bundle(job, startup, ranks, shares, places)
@@ -78,17 +76,20 @@ def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201 - what rank 0 is doing, minutes may pass
 
 
-def _own_place(process: int) -> _Place:
-    topology = from_environment()
+def _own_place(process: int, ranks: tuple[RankStarts, ...]) -> _Place:
+    topology, gpus = from_environment(), find_gpus()
+    mask, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
+    found = {
+        each.rank: gpu_of(str(each.place["device"]), gpus, mask, order) for each in ranks if each.process == process
+    }
     return _Place(
         process=process,
         local_rank=topology.local_rank,
         node=topology.node,
-        hardware=own_node(find_gpus()),
+        hardware=own_node(gpus),
         cores=own_cores(),
         threads=threads_per_rank(),
-        mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        device_order=os.environ.get("CUDA_DEVICE_ORDER"),
+        gpus={rank: (gpu.uuid, gpu.pci_bus_id) for rank, gpu in found.items() if gpu is not None},
     )
 
 
@@ -97,9 +98,7 @@ def _bundle(
 ) -> Bundle:
     nodes = number_nodes(places)
     hardware = hardware_of(places, nodes)
-    figures = tuple(
-        _figures(each, shares[each.rank], places[each.process], nodes[each.process], hardware) for each in ranks
-    )
+    figures = tuple(_figures(each, shares[each.rank], places[each.process], nodes[each.process]) for each in ranks)
     return Bundle(
         schema_version=SCHEMA_VERSION,
         kind="startup",
@@ -112,7 +111,7 @@ def _bundle(
         total_envs=sum(shares),
         workload_scope="per_rank",
         measurement_scope="all_ranks",
-        gpu_measurement_scope="none",
+        gpu_measurement_scope="not_measured" if any(each.device.startswith("cuda") for each in figures) else "none",
         scope_values=SCOPE_VALUES,
         versions=installed(find_gpus()),
         hardware=hardware,
@@ -121,19 +120,16 @@ def _bundle(
         work=None,
         ranks=figures,
         slowest_rank=startup.phases[-1].slowest_rank,
-        compute_spread=spread_of([total for each in ranks for total in each.total_s]),
+        compute_spread=spread_of([sum(each.total_s) / len(each.total_s) for each in ranks]),
         resources=(),
         learning=None,
         findings=(),
     )
 
 
-def _figures(
-    starts: RankStarts, num_envs: int, place: _Place, node: int, hardware: tuple[NodeHardware, ...]
-) -> RankFigures:
+def _figures(starts: RankStarts, num_envs: int, place: _Place, node: int) -> RankFigures:
     device = str(starts.place["device"])
-    gpus = [gpu for gpu in find_gpus() if gpu.uuid in {each.uuid for each in hardware[node].gpus}]
-    gpu = gpu_of(device, gpus, place.mask, place.device_order)
+    uuid, pci_bus_id = place.gpus.get(starts.rank, (None, None))
     return RankFigures(
         rank=starts.rank,
         process=starts.process,
@@ -141,8 +137,8 @@ def _figures(
         node=node,
         host=place.hardware.host,
         device=device,
-        gpu_uuid=None if gpu is None else gpu.uuid,
-        pci_bus_id=None if gpu is None else gpu.pci_bus_id,
+        gpu_uuid=uuid,
+        pci_bus_id=pci_bus_id,
         cores=place.cores,
         threads=place.threads,
         num_envs=num_envs,

@@ -118,7 +118,6 @@ class Training:
         waits = self.comm.take_waits()
         wait_s = sum(wait.seconds for wait in waits)
         rollout_s, update_s = collected - began, time.perf_counter() - collected - wait_s
-        self.own_times = OwnTimes({"rollout": rollout_s, "update": update_s}, tuple(waits))
         own = OwnIteration(
             num_steps=self.rollout.rewards.numel(),
             times_s=(rollout_s, update_s, wait_s),
@@ -126,6 +125,8 @@ class Training:
             save_due=save_due(),
         )
         metrics, (self.stop_agreed, self.save_agreed, bad_ranks) = iteration_metrics(self.env, own, result, self.comm)
+        waits += self.comm.take_waits()
+        self.own_times = OwnTimes({"rollout": rollout_s, "update": update_s}, tuple(waits))
         if bad_ranks:
             found = first_nonfinite(self.learner, self.rollout, samples, start, self.iteration)
             raise NonFiniteError(_first_cause(found, self.comm) or f"a tensor on rank {bad_ranks[0]}")
