@@ -62,7 +62,7 @@ TERMS = (
 sizes can't tell samples from activations; where several sizes were measured, it was activations."""
 
 _SAME = 1e-4  # two terms whose sizes keep the same proportion to within about 1 %
-_WORTH = 0.9  # a further term must bring the error on held-back points below this share of what it was
+_WORTH = 0.9  # a further term must bring the error of the choice below this share of what it was
 _GOOD_ENOUGH = 0.002  # errors that differ by less are the same
 
 
@@ -109,8 +109,8 @@ def fit_compute(points: Sequence[Point]) -> ComputeModel:
     """Return the model that fits best.
 
     Prices are found by nonnegative least squares on relative residuals; which terms are used, by the error on points
-    held back one by one and on the others, which a further term has to lower notably. How much busy cores and fewer threads cost is
-    sought around that.
+    held back one by one and on the others, which a further term has to lower notably. How much busy cores and fewer
+    threads cost is sought around that.
 
     Args:
         points: at least one. Those of more threads than cores are used only where there are no others.
