@@ -92,7 +92,7 @@ def test_own_flags_and_those_of_a_training_may_stand_in_any_order() -> None:
     config, options = read(
         "training", ["--iterations", "7", *SMALL, "--output=a.json", "--check-success", "--warm_up=2"]
     )
-    assert options == Options("training", Path("a.json"), warm_up=2, iterations=7, check_success=True)
+    assert options == Options("training", output=Path("a.json"), warm_up=2, iterations=7, check_success=True)
     assert (config.task, config.num_envs) == ("cartpole_balance", 4)
 
 
@@ -112,7 +112,7 @@ def test_what_ranks_are_given() -> None:
 def test_a_training_is_measured_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "training", *SMALL, "--warm_up", "1", "--iterations", "3"]) == 0
     (path,) = Path("logs/benchmark").iterdir()
-    assert path.name.startswith("training_cartpole_balance_")
+    assert path.name.startswith("training_cartpole_balance_torch_1_rank_")
     said = capsys.readouterr().out
     assert f"written: {path}" in said
     bundle = read_bundle(path)

@@ -116,6 +116,12 @@ def test_a_process_that_sleeps_lacks_no_core() -> None:
     assert split.means().compute_s == pytest.approx(0.98)
 
 
+def test_threads_that_queue_behind_their_own_process_lack_no_core() -> None:
+    # On its one core, which it has nearly all the time, a second thread waits for the first.
+    split = split_of(report(0, [1.0], intervals=[interval(1.0, cpu_s=0.97, delay_s=0.25)], cores=(3,)))
+    assert split.means().contention_s == pytest.approx(0.03)
+
+
 def test_an_exchange_is_not_slow_because_a_rank_lacks_a_core() -> None:
     # 0.5 s of own work, all of it on a core; 0.5 s in an exchange, 0.4 s of it ready without a core.
     own = [interval(1.0, cpu_s=0.5, delay_s=0.4)]

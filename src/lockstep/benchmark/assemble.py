@@ -34,6 +34,7 @@ from lockstep.benchmark.spread import spread_of, use_of
 from lockstep.core.environment import git_of_lockstep
 from lockstep.core.gpu_mask import find_gpus
 from lockstep.learn.config import TrainConfig
+from lockstep.recipes.catalog import engines_of
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def run_of(job: Job, device: str) -> Run:
         ml_framework=config.ml_framework,
         rl_library=config.rl_library,
         algorithm=config.algorithm,
-        engine=config.engine,
+        engine=_engine(config, device),
         device=device,
         dtype=config.dtype,
         seed=config.seed,
@@ -149,6 +150,13 @@ class Place(Protocol):
     @property
     def hardware(self) -> NodeHardware:
         """Of its node."""
+
+
+def _engine(config: TrainConfig, device: str) -> str:
+    """Return the engine that a config comes to on a device."""
+    if config.engine != "auto":
+        return config.engine
+    return engines_of(config.task, config.ml_framework, on_gpu=device.startswith("cuda"))[0]
 
 
 def number_nodes(reports: Sequence[Place]) -> dict[int, int]:
@@ -180,6 +188,7 @@ def _runtime(reports: Sequence[ProcessReport], iteration_s: np.ndarray, split: S
         wall_s=wall_s,
         steps_per_s=env_steps / wall_s,
         iteration_s=spread_of(iteration_s),
+        each_iteration_s=tuple(iteration_s.tolist()),
         iteration_steps_per_s=spread_of(env_steps / len(iteration_s) / iteration_s),
         split=None if split is None else split.means(),
         split_note=note,

@@ -52,6 +52,11 @@ def parse_bundle(content: Any, name: str) -> Bundle:
     """
     if not isinstance(content, dict) or "schema_version" not in content:
         raise UsageError(f"{name} is no bundle: it has no schema_version; give a file that lockstep benchmark wrote")
+    if content.get("kind") == "scaling":
+        raise UsageError(
+            f"{name} is the result of a sweep, not a bundle; give bundles of its jobs (gpus_*.json beside it), or see "
+            "all of it with lockstep report"
+        )
     version = content["schema_version"]
     if isinstance(version, bool) or version != SCHEMA_VERSION:
         age = "older than" if isinstance(version, int) and version < SCHEMA_VERSION else "not"

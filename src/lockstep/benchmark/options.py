@@ -1,6 +1,6 @@
 """What a benchmark is asked for, beside the training that it is about."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ class Options:
     """How a benchmark is done."""
 
     kind: Kind
+    command: tuple[str, ...] = ("lockstep", "benchmark")
+    """Words of the command line, for the bundle."""
     output: Path | None = None
     """Of the bundle; None for a name of its own under ``log_root``."""
     warm_up: int = WARM_UP
@@ -38,10 +40,6 @@ class Options:
     """Evaluate the policy after the measured part, and fail if it has not learned."""
     success_return: float | None = None
     """What it must reach on average; None for a share of the most that an episode can give."""
-
-    def writing_to(self, path: Path) -> "Options":
-        """Return the same with a place for the bundle."""
-        return replace(self, output=path)
 
     @property
     def has_epilogue(self) -> bool:

@@ -5,15 +5,17 @@ from datetime import datetime
 from pathlib import Path
 
 from lockstep.benchmark.bundle import write_bundle
-from lockstep.benchmark.schema import Bundle
+from lockstep.benchmark.schema import Bundle, Kind
 from lockstep.benchmark.summary import lines_of
 from lockstep.core.errors import UsageError
 from lockstep.core.files import is_folder, require_place
+from lockstep.learn.config import TrainConfig
 
 
-def default_path(log_root: str, kind: str, task: str) -> Path:
+def default_path(config: TrainConfig, kind: Kind, num_ranks: int) -> Path:
     """Return a name of its own for the bundle of a benchmark that begins now."""
-    return Path(log_root) / "benchmark" / f"{kind}_{task}_{datetime.now():%Y-%m-%d_%H-%M-%S-%f}.json"
+    what = f"{kind}_{config.task}_{config.ml_framework}_{num_ranks}_rank{'s' if num_ranks > 1 else ''}"
+    return Path(config.log_root) / "benchmark" / f"{what}_{datetime.now():%Y-%m-%d_%H-%M-%S-%f}.json"
 
 
 def check_place(path: Path) -> None:

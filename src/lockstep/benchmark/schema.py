@@ -68,12 +68,12 @@ class Run(Record):
 
     benchmark_id: str = Field(description="of no other bundle")
     date: str = Field(description="when it ended: ISO 8601, with the offset from UTC")
-    command: tuple[str, ...] = Field(description="words of rank 0's command line")
+    command: tuple[str, ...] = Field(description="words of the command line, the launcher's where there was one")
     task: str
     ml_framework: Literal["torch", "jax"]
     rl_library: str
     algorithm: str
-    engine: str = Field(description="as asked for; auto: the task's first for this framework and device")
+    engine: str = Field(description="that stepped the physics")
     device: str = Field(description="where rank 0 computes")
     dtype: str
     seed: Count
@@ -151,6 +151,7 @@ class Runtime(Record):
     wall_s: float = Field(gt=0, description="of the slowest rank, in the measured iterations")
     steps_per_s: float = Field(gt=0, description="env_steps / wall_s")
     iteration_s: Spread = Field(description="over iterations; each iteration counts with its slowest rank")
+    each_iteration_s: tuple[float, ...] = Field((), description="the same one by one, in their order")
     iteration_steps_per_s: Spread = Field(description="the same, as env steps of all ranks per second")
     split: TimeSplit | None = Field(description="null where it can't be told: see split_note")
     split_note: str | None = Field(description="how the split was found, or why there is none")

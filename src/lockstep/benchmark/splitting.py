@@ -146,6 +146,12 @@ def _delays_s(report: ProcessReport, compute_s: float) -> tuple[float, float]:
     per_iteration = wall_s / sum(interval.seconds for interval in report.intervals) / num_iterations
     delay_s = sum(delay for delay in delays_s if delay is not None) * per_iteration
     cpu_s = sum(interval.cpu_s for interval in report.intervals) * per_iteration
-    num_ready = max(1.0, (cpu_s + delay_s) / (wall_s / num_iterations))
-    in_compute_s = min(delay_s / num_ready, max(0.0, compute_s - cpu_s / num_ready))
-    return in_compute_s, delay_s / num_ready - in_compute_s
+    own_s = wall_s / num_iterations
+    num_ready = max(1.0, (cpu_s + delay_s) / own_s)
+    # A thread that queues for a core while another of this process has it lacks none: what its threads ran on as many
+    # cores as they could have had is no delay.
+    num_cores = float(len(report.cores) if report.cores else report.hardware.num_allowed_cores)
+    running_s = cpu_s / min(num_ready, num_cores)
+    lacked_s = min(delay_s / num_ready, max(0.0, own_s - running_s))
+    in_compute_s = min(lacked_s, max(0.0, compute_s - running_s))
+    return in_compute_s, lacked_s - in_compute_s

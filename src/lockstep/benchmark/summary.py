@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from lockstep.benchmark.schema import Bundle, Runtime, Startup
 from lockstep.benchmark.units import duration, quantity
 
+_NUM_FUNCTIONS = 5
+_FAR = 1.25
+"""Times the median iteration: a mean beyond it is that of few iterations that took long."""
+
 
 def lines_of(bundle: Bundle) -> Iterator[str]:
     """Yield what a bundle says most of all."""
@@ -49,6 +53,9 @@ def _runtime(runtime: Runtime) -> Iterator[str]:
         f"  iteration {duration(one.mean)} on average; median {duration(one.median)}, p10 {duration(one.p10)}, "
         f"p90 {duration(one.p90)}"
     )
+    if one.mean > _FAR * one.median and runtime.each_iteration_s:
+        longest = runtime.each_iteration_s.index(max(runtime.each_iteration_s)) + 1
+        yield f"  the mean is far above the median: iteration {longest} took {duration(one.most)}"
     if runtime.split is not None:
         total = sum(runtime.split.model_dump().values()) or 1.0
         parts = {
@@ -62,9 +69,14 @@ def _runtime(runtime: Runtime) -> Iterator[str]:
 
 def _startup(startup: Startup) -> Iterator[str]:
     for phase in startup.phases:
-        cold = "" if phase.cold_s is None else f"  cold {duration(phase.cold_s.most):>8}"
+        cold = "" if phase.cold_s is None else f"  cold {duration(phase.cold_s.median):>8}"
         warm = "" if phase.warm_s is None else f"  warm {duration(phase.warm_s.median):>8}"
         yield f"  {phase.name:<16}{cold}{warm}"
+    top = sorted(startup.functions, key=lambda each: each.own_s, reverse=True)[:_NUM_FUNCTIONS]
+    if top:
+        yield "  medians over ranks; by a profiler, which slows it down, most of its own time was in"
+    for function in top:
+        yield f"    {duration(function.own_s):>8} {function.function} ({function.phase})"
 
 
 def _ranks(bundle: Bundle, slowest_rank: int) -> str:

@@ -1,8 +1,10 @@
 """``lockstep benchmark``: choose what is measured, in this process or in one per GPU, and show what came of it."""
 
 import importlib
+import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.cli.arguments import asks_for_help
@@ -28,8 +30,9 @@ Measure, on every rank, and write one bundle of results; then look into bundles.
   compare A B       bundles side by side
 
 of startup, runtime and training:
-  --output FILE     the bundle (default: <log_root>/benchmark/<what>_<task>_<time>.json)
-  --warm_up K       iterations that are not measured (default: 5)
+  --output FILE     the bundle (default: <log_root>/benchmark/<what>_<task>_<framework>_<ranks>_<time>.json); an older
+                    file of that name is replaced
+  --warm_up K       iterations that are not measured, at least 1 (default: 5)
   --iterations K    iterations that are (default: 30; an iteration of runtime has agent.num_steps_per_env steps)
   --repetitions K   of startup: warm starts after the cold one (default: 3)
   all flags of lockstep train, or of train_multigpu; but nothing is resumed, saved or logged
@@ -49,6 +52,8 @@ _MEASURED_BY = {
     "training": "lockstep.benchmark.training.job:benchmark_training",
 }
 """Import strings of functions ``(config, options, prepare, finish)`` that all processes of a job call."""
+_LAUNCHED_BY = "LOCKSTEP_BENCHMARK_COMMAND"
+"""Variable with the launcher's command line, as JSON; its ranks are given other words."""
 _KINDS = tuple(_MEASURED_BY)
 _OTHERS = {name: f"lockstep.cli.benchmark_{name}" for name in ("scaling", "forecast", "compare")}
 _ALL = (*_KINDS, *(f"{kind}_multigpu" for kind in _KINDS), *_OTHERS)
@@ -85,15 +90,25 @@ def _measure(kind: "Kind", argv: Sequence[str]) -> int:
     from lockstep.benchmark.output import check_place, default_path, keep
     from lockstep.cli.benchmark_request import read
     from lockstep.core.registry import load
+    from lockstep.distributed.topology import from_environment
+    from lockstep.session.framework import count_ranks
 
     config, options = read(kind, argv)
-    path = options.output or default_path(config.log_root, kind, config.task)
+    num_ranks = count_ranks(config, from_environment().world_size)
+    path = options.output or default_path(config, kind, num_ranks)
+    options = replace(options, output=path, command=_command(kind, argv))
 
     def finish(bundle: "Bundle") -> None:
         keep(bundle, path, print)
 
-    load(_MEASURED_BY[kind])(config, options.writing_to(path), lambda: check_place(path), finish)
+    load(_MEASURED_BY[kind])(config, options, lambda: check_place(path), finish)
     return 0
+
+
+def _command(kind: "Kind", argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of the command line by which this was asked for."""
+    launched = os.environ.get(_LAUNCHED_BY)
+    return tuple(json.loads(launched)) if launched else ("lockstep", "benchmark", kind, *argv)
 
 
 def _launch(kind: "Kind", argv: Sequence[str]) -> int:
@@ -104,6 +119,7 @@ def _launch(kind: "Kind", argv: Sequence[str]) -> int:
     from lockstep.launch.plan import check_surroundings
 
     check_surroundings()
+    os.environ[_LAUNCHED_BY] = json.dumps(["lockstep", "benchmark", f"{kind}_multigpu", *argv])
     gpus = find_gpus()
     options, work, dry_run = launched(kind, argv, gpus, os.environ)
     return start(options, work, gpus, dry_run)

@@ -76,8 +76,7 @@ def _busy_cores(ranks: Sequence[RankFigures], iteration_s: float, hardware: Sequ
             if crowded and any(each.device.startswith("cpu") for each in here):
                 found.append(_crowded(node, here, None, 0.0, 0.0))
             continue
-        # A rank with several threads may wait for several cores at once: it can't lose more than the time it computes.
-        lost_s = [min(mean_of(each.contention_s), mean_of(each.compute_s, iteration_s)) for each in here]
+        lost_s = [min(mean_of(each.contention_s), iteration_s) for each in here]
         lost_here = share(sum(lost_s) / len(here), iteration_s)
         if lost_here < NOTABLE:
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from lockstep.benchmark.assemble import Job, assemble
@@ -36,7 +35,7 @@ def benchmark_runtime(config: TrainConfig, options: Options, prepare: Prepare, f
         measured = time_steps(stepper, job.team.comm, steps, options.warm_up, options.iterations, sampler)
         threads = threads_of(job.team, stepper.env.engine)
         reports = job.share(_report(measured, job, threads, tuple(sampler.intervals())))
-        about = Job("runtime", config, tuple(sys.argv))
+        about = Job("runtime", config, options.command)
         job.team.comm.on_main(lambda: finish(assemble(about, reports)) or "", "bundle")  # type: ignore[func-returns-value]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -67,7 +66,7 @@ def benchmark_startup(config: TrainConfig, options: Options, prepare: Prepare, f
         shares = checked_shares(config, len(ranks))
         texts = team.comm.gather_text(_own_place(team.comm.rank, ranks).model_dump_json(), TAG)
         places = [_Place.model_validate_json(text) for text in texts]
-        job = Job("startup", config, tuple(sys.argv))
+        job = Job("startup", config, options.command)
         bundle = _bundle(job, startup, ranks, shares, places)
         team.comm.on_main(lambda: finish(bundle) or "", "bundle")  # type: ignore[func-returns-value]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from lockstep.benchmark.assemble import Job, assemble
@@ -62,7 +61,7 @@ def benchmark_training(config: TrainConfig, options: Options, prepare: Prepare, 
         _require_all(meter, options)
         alone.measure()
         reports = job.share(_report(meter, job, learner.engine, alone.mean_s))
-        about = Job("training", config, tuple(sys.argv), work_of(config, make_task(config)), _learning(meter.recorded))
+        about = Job("training", config, options.command, work_of(config, make_task(config)), _learning(meter.recorded))
         with beats.within("save"):
             job.team.comm.on_main(
                 lambda: epilogue.finish(assemble(about, reports), meter.recorded[-1], finish), "bundle"

@@ -23,12 +23,13 @@ def train(training: Training, observer: Observer) -> Status:
     config = training.config
     sentinel = Sentinel(training.ranks, config.sentinel_interval, training.comm.gather_text)
     began = time.perf_counter() - training.wall_s
+    first = training.iteration + 1  # whose comparison compiles, as all of it does, so that no later iteration has to
     while training.iteration < config.max_iterations:
         metrics = _iterate(training, observer)
         last = training.iteration == config.max_iterations
         stop = training.stop_agreed
         is_kept = bool(stop) or last or training.save_agreed or training.iteration % config.checkpoints.interval == 0
-        sentinel.check(training.iteration, training.state.replicated, is_kept)
+        sentinel.check(training.iteration, training.state.replicated, is_kept or training.iteration == first)
         if training.evaluates and (last or training.iteration % config.evaluation.interval == 0):
             metrics |= training.evaluate()
         training.wall_s = time.perf_counter() - began
