@@ -51,6 +51,12 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (("training", *SMALL, "--iterations"), "--iterations needs a value"),
         (("training", *SMALL, "--output", "."), "output . is a folder"),
         (("training", *SMALL, "--output", "/dev/null/x.json"), "output /dev/null can't be made, since /dev/null is no"),
+        (("training", *SMALL, "--output", "/dev/null"), "output /dev/null is no regular file; give the path of a file"),
+        (
+            ("training", *SMALL, "--output", "x" * 240),
+            "output xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...: the name is",
+        ),
+        (("training", *SMALL, "--warmup", "3"), "unknown flag '--warmup'; did you mean '--warm_up'?"),
         (("training", *SMALL, "--num_env", "3"), "unknown flag '--num_env'; did you mean '--num_envs'?"),
         (
             ("training", *SMALL, "--num_gpus", "2"),
@@ -167,6 +173,91 @@ def test_what_sensors_gave_and_whether_it_has_learned(framework: str, capsys: py
         assert sensors["observations/actor"].shape == (20, 4, 5)
         assert sensors["done"].sum() > 0
         assert np.isfinite(sensors["reward/upright"]).all()
+
+
+RUNNERS = """
+import torch
+from lockstep.core.types import Comm
+
+class Few:
+    num_records = 2
+    def __init__(self, config, env, comm):
+        self.env = env
+    def train(self, observer, evaluation_env):
+        for _ in range(self.num_records):
+            self.env.step(torch.zeros((self.env.num_envs, 1)))
+            observer.record({"mean_return": float("nan"), "loss/x": float("inf")})
+        return "finished"
+
+class Never(Few):
+    num_records = 0
+
+class Enough(Few):
+    num_records = 4
+
+class Asked(Few):
+    num_records = 4
+    def train(self, observer, evaluation_env):
+        import os, signal
+        super().train(observer, evaluation_env)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while observer.stop_requested is None:
+            pass
+        return observer.stop_requested
+"""
+
+
+@pytest.mark.parametrize(("runner", "num_records"), [("Few", 2), ("Never", 0)])
+def test_a_runner_that_records_too_little_is_told(
+    runner: str, num_records: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("odd_runners.py").write_text(RUNNERS)
+    words = (*SMALL, "--runner", f"odd_runners:{runner}", "--warm_up", "1", "--iterations", "3", "--output", "b.json")
+    assert main(["benchmark", "training", *words]) == 1
+    assert f"the learner has recorded {num_records} iterations, and 1 to warm up and 3" in capsys.readouterr().err
+    assert not Path("b.json").exists()
+
+
+def test_what_a_runner_records_need_not_be_finite() -> None:
+    Path("odd_runners.py").write_text(RUNNERS)
+    words = (*SMALL, "--runner", "odd_runners:Enough", "--warm_up", "1", "--iterations", "3", "--output", "b.json")
+    assert main(["benchmark", "training", *words]) == 0
+    bundle = read_bundle(Path("b.json"))
+    assert bundle.learning is not None
+    assert bundle.learning.metrics["mean_return"] is None
+    assert bundle.work is None
+
+
+def test_a_benchmark_that_is_asked_to_stop_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd_runners.py").write_text(RUNNERS)
+    words = (*SMALL, "--runner", "odd_runners:Asked", "--warm_up", "1", "--iterations", "3", "--output", "b.json")
+    assert main(["benchmark", "training", *words]) == 75
+    assert "preempted: a benchmark that is stopped has measured nothing" in capsys.readouterr().err
+    assert not Path("b.json").exists()
+
+
+def test_a_link_leads_to_what_is_replaced() -> None:
+    Path("there").mkdir()
+    Path("there/old.json").write_text("old")
+    Path("link.json").symlink_to("there/old.json")
+    words = (*SMALL, "--warm_up", "1", "--iterations", "1", "--output", "link.json")
+    assert main(["benchmark", "runtime", *words]) == 0
+    assert Path("link.json").is_symlink()
+    assert read_bundle(Path("there/old.json")).kind == "runtime"
+
+
+def test_sac_is_measured_once_it_learns() -> None:
+    words = (
+        "cartpole_classic", *JAX, "--algorithm", "sac", "--device", "cpu", "--num_devices", "1", "--num_envs", "16",
+        "--agent.learning_starts", "500", "--agent.num_updates", "1", "--agent.batch_size", "16",
+        "--agent.actor_hidden_dims", "8", "--agent.critic_hidden_dims", "8", "--warm_up", "2", "--iterations", "2",
+    )  # fmt: skip
+    assert main(["benchmark", "training", *words, "--output", "b.json"]) == 0
+    bundle = read_bundle(Path("b.json"))
+    assert bundle.runtime is not None
+    # An iteration is 16 x 8 env steps: 4 of them until 500, then the 2 of the warm-up.
+    assert bundle.runtime.warm_up.iterations == 6
+    assert bundle.runtime.warm_up.env_steps == 6 * 128
 
 
 def test_a_policy_that_is_good_enough(capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,11 +161,17 @@ def test_a_straggler_and_a_slow_exchange_are_told_apart_and_the_dearer_comes_fir
     assert [each.reason for each in reasons_of(steady(0.1, 0.2), 0.2, gradients)] == ["slow_collective", "straggler"]
 
 
+def test_ranks_that_are_bound_to_the_same_core_are_more_than_it() -> None:
+    (finding,) = reasons_of(steady(0.2, 0.2), contention_s=[0.1, 0.1], cores=[(3,), (3,)])
+    assert finding.reason == "more_ranks_than_cores"
+    assert "2 threads busy on 1 allowed core" in finding.words
+
+
 def test_something_else_on_the_same_cores() -> None:
     (finding,) = reasons_of(steady(0.2, 0.2), contention_s=[0.1, 0.1], others_cpu_percent=[98.0, 97.0])
     assert (finding.reason, finding.rank) == ("host_contention", None)
     assert finding.lost_share == pytest.approx(0.1 / 0.201, rel=1e-3)
-    for words in ("node 0 (node-0)", "ranks 0 and 1", "2 threads busy on 8 allowed cores", "195 % of a core"):
+    for words in ("node 0 (node-0)", "ranks 0 and 1", "2 threads busy on 2 allowed cores", "195 % of a core"):
         assert words in finding.words
 
 

@@ -136,6 +136,10 @@ def run_of(job: Job, device: str) -> Run:
     )
 
 
+_MIN_COUNTED_S = 0.2
+"""The system counts what cores are busy with in hundredths of seconds: of a shorter time that says nothing."""
+
+
 class Place(Protocol):
     """Where a process runs."""
 
@@ -279,7 +283,7 @@ def _scaled(use: Use | None, factor: float) -> Use | None:
 
 def _others_percent(report: ProcessReport, reports: Sequence[ProcessReport], nodes: dict[int, int]) -> Use | None:
     """Return what was busy on a process's cores besides the job: what its node's processes there used is taken off."""
-    if not report.intervals:
+    if sum(each.seconds for each in report.intervals) < _MIN_COUNTED_S:
         return None
     own_cores = None if report.cores is None else set(report.cores)
     used = 0.0
@@ -289,7 +293,10 @@ def _others_percent(report: ProcessReport, reports: Sequence[ProcessReport], nod
             use = _cpu_percent(other.intervals)
             used += 0.0 if use is None else use.mean
     busy = cpu_use([each.busy_s for each in report.intervals], [each.seconds for each in report.intervals])
-    return None if busy is None else Use(mean=max(0.0, busy.mean - used), peak=max(0.0, busy.peak - used))
+    most = 100.0 * (len(report.cores) if report.cores else report.hardware.num_cores)
+    if busy is None:
+        return None
+    return Use(mean=min(most, max(0.0, busy.mean - used)), peak=min(most, max(0.0, busy.peak - used)))
 
 
 def _slowest(ranks: Sequence[RankFigures]) -> int | None:

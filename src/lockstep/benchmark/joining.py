@@ -12,6 +12,8 @@ from lockstep.benchmark.process_report import OwnRank, ProcessReport, own_ranks
 from lockstep.benchmark.resources import Sampler
 from lockstep.benchmark.schema import Bundle
 from lockstep.core import beats
+from lockstep.core.errors import LockstepError
+from lockstep.core.interrupts import EXIT_CODES, StopReason
 from lockstep.distributed import heartbeat
 from lockstep.session.process import memory_errors_in_words
 from lockstep.session.train import check_start, checked_shares, join_team
@@ -26,6 +28,18 @@ Finish = Callable[[Bundle], None]
 """Writes and shows a bundle, on rank 0."""
 TAG = "benchmark"
 """What processes wait for one another for, in messages."""
+
+
+class StoppedError(LockstepError):
+    """A benchmark was asked to stop, and all ranks have; it leaves nothing behind.
+
+    Args:
+        reason: interrupted or preempted.
+    """
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(f"{reason}: a benchmark that is stopped has measured nothing, and leaves nothing", shared=True)
+        self.exit_code = EXIT_CODES[reason]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from lockstep.benchmark.bundle import write_bundle
 from lockstep.benchmark.schema import Bundle, Kind
 from lockstep.benchmark.summary import lines_of
 from lockstep.core.errors import UsageError
-from lockstep.core.files import is_folder, require_place
+from lockstep.core.files import is_folder, require_place, require_regular
 from lockstep.learn.config import TrainConfig
 
 
@@ -26,6 +26,7 @@ def check_place(path: Path) -> None:
     """
     if is_folder(path):
         raise UsageError(f"output {path} is a folder; give the path of a file, as in --output {path}/result.json")
+    require_regular("output", path)
     require_place("output", path.absolute().parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,12 +36,14 @@ def check_place(path: Path) -> None:
 
 
 def keep(bundle: Bundle, path: Path, say: Callable[[str], object]) -> None:
-    """Write a bundle and show what it says.
+    """Write a bundle, then show what it says: whoever reads the screen may be gone.
 
     Raises:
-        RunError: the disk refuses; what the bundle says has been shown.
+        RunError: the disk refuses; what the bundle says is shown all the same.
     """
-    for line in lines_of(bundle):
-        say(line)
-    write_bundle(bundle, path)
+    try:
+        write_bundle(bundle, path.resolve())  # what a link leads to, not the link
+    finally:
+        for line in lines_of(bundle):
+            say(line)
     say(f"written: {path}; look at it with lockstep report {path}")

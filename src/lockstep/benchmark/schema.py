@@ -32,8 +32,8 @@ SCOPE_VALUES: dict[str, dict[str, str]] = {
 """For each field that names a scope, the values it may have and what they cover."""
 
 Seconds = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -82,5 +82,9 @@ def _startup(startup: Startup) -> Iterator[str]:
 def _ranks(bundle: Bundle, slowest_rank: int) -> str:
     slowest = bundle.ranks[slowest_rank]
     spread = bundle.compute_spread
-    between = "" if spread is None else f"; ranks compute {duration(spread.least)} to {duration(spread.most)}"
+    between = (
+        ""
+        if spread is None
+        else f"; ranks compute {duration(spread.least)} to {duration(spread.most)} on average, without a core included"
+    )
     return f"  slowest: rank {slowest.rank} on {slowest.host} ({slowest.device}){between}"

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from lockstep.benchmark.options import ITERATIONS, REPETITIONS, WARM_UP, Options, check_options
 from lockstep.cli.arguments import Arguments, Takes, flag_name, number, parse, path_of, switched_on, take_out
-from lockstep.cli.launch_request import PLACE_FLAGS, options_of, split, work_of
+from lockstep.cli.launch_request import LAUNCH_FLAGS, PLACE_FLAGS, options_of, split, work_of
+from lockstep.cli.train_request import flag_names
 from lockstep.cli.train_request import read as read_training
+from lockstep.cli.usage import MULTIGPU_HABITS, TRAIN_HABITS, unknown_flag
 from lockstep.core.config import show
 from lockstep.core.errors import UsageError
 from lockstep.core.gpu_mask import Gpu
@@ -114,10 +116,14 @@ def _return(text: str | None) -> float | None:
 
 def _taken_apart(argv: Sequence[str]) -> tuple[Arguments, list[str]]:
     own, rest, _ = take_out(argv, OWN_FLAGS, final="")
+    known = [*OWN_FLAGS, *LAUNCH_FLAGS, *flag_names()]
     for word in rest:
         name = flag_name(word)
         if name in _NEVER:
             raise UsageError(f"{word.partition('=')[0]}: {_NEVER[name]}")
+        # A name with a dot may be a setting of the task's, which is not known yet.
+        if name is not None and name not in known and "." not in name:
+            raise unknown_flag(name, known, {**TRAIN_HABITS, **MULTIGPU_HABITS})
     return parse(own, OWN_FLAGS.__getitem__), rest
 
 

@@ -41,7 +41,7 @@ _NODE_FLAGS = (
 )
 PLACE_FLAGS = ("num_gpus", "nproc_per_node", *_NODE_FLAGS)
 """What says where ranks run; a job script knows that by itself."""
-_OWN_FLAGS = {
+LAUNCH_FLAGS = {
     **dict.fromkeys(PLACE_FLAGS, Takes.ONE),
     "max_restarts": Takes.ONE,
     "hang_timeout": Takes.ONE,
@@ -53,6 +53,7 @@ _OWN_FLAGS = {
     "coordinator_address": Takes.ONE,
     "script": Takes.ONE,
 }
+"""The launcher's own flags; all others are those of what it launches."""
 TRAIN = ("train",)
 """The command that each rank runs if nothing else is asked for."""
 _ALL_GPUS = ("all", "auto", "gpu")  # the latter two are torchrun's words
@@ -78,9 +79,9 @@ def split(argv: Sequence[str]) -> Words:
         UsageError: a flag that neither the launcher nor ``lockstep train`` has, or one of the launcher's without its
             value.
     """
-    own, train, script = take_out(argv, _OWN_FLAGS, final="script")
+    own, train, script = take_out(argv, LAUNCH_FLAGS, final="script")
     _check_known(train)
-    return Words(parse(own, _OWN_FLAGS.__getitem__), tuple(train), tuple(script))
+    return Words(parse(own, LAUNCH_FLAGS.__getitem__), tuple(train), tuple(script))
 
 
 def options_of(own: Arguments) -> Options:
@@ -226,7 +227,7 @@ def _script(words: Words) -> Work:
 def _flags_for_the_launcher(script: Sequence[str]) -> tuple[str, ...]:
     """Return a warning of the launcher's flags among a script's words; those after a bare -- are meant for it."""
     before = script[: script.index("--")] if "--" in script else script
-    found = [word.partition("=")[0] for word in before if flag_name(word) in _OWN_FLAGS]
+    found = [word.partition("=")[0] for word in before if flag_name(word) in LAUNCH_FLAGS]
     if not found:
         return ()
     names = list(dict.fromkeys(found))
@@ -246,7 +247,7 @@ def _check_known(train: Sequence[str]) -> None:
     from lockstep.core.config import groups
     from lockstep.learn.config import TrainConfig
 
-    known = [*_OWN_FLAGS, *flag_names()]
+    known = [*LAUNCH_FLAGS, *flag_names()]
     for word in train:
         name = flag_name(word)
         # A name with a dot may be a setting of the task's, which is not known yet.

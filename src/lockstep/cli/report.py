@@ -1,6 +1,5 @@
 """``lockstep report``: one HTML page of runs and benchmarks, that needs no network."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from lockstep.cli.arguments import Arguments, Takes, asks_for_help, parse, path_
 from lockstep.cli.benchmark_compare import short_names
 from lockstep.cli.usage import unknown_flag
 from lockstep.core.errors import UsageError
-from lockstep.core.files import exists, is_folder
+from lockstep.core.files import exists, is_folder, require_regular
 
 HELP = """\
 usage: lockstep report RUN_DIR_OR_BUNDLE [RUN_DIR_OR_BUNDLE ...] [--output FILE.html]
@@ -21,8 +20,6 @@ task are compared. The page needs no network and no other file; it reads on a ph
   --output FILE.html   the page (default: report.html, in the run directory if one run is all that is given, else here);
                        an older one is replaced
 """
-
-_MAX_NAME_BYTES = 220  # of the 255 that file systems take; the rest is for the name of the unfinished file
 
 _FLAGS = {"output": Takes.ONE}
 
@@ -84,8 +81,7 @@ def _output(arguments: Arguments, paths: Sequence[Path]) -> Path:
     if not is_folder(output.parent):
         why = "is no folder" if exists(output.parent) else "does not exist"
         raise UsageError(f"--output {output} can't be written: {output.parent} {why}; make it, or name another file")
-    if len(os.fsencode(output.name)) > _MAX_NAME_BYTES:
-        raise UsageError(f"--output {output.name[:40]}...: the name is longer than {_MAX_NAME_BYTES} bytes; shorten it")
+    require_regular("--output", output)
     if any(exists(path) and output.resolve() == path.resolve() for path in paths):
         raise UsageError(f"--output {output} would replace what the report is made of; name another file")
     return output

@@ -87,6 +87,26 @@ def require_place(name: str, path: Path) -> None:
             raise UsageError(f"{name} {path} can't be made ({reason}); choose another --{name}") from None
 
 
+MAX_NAME_BYTES = 220
+"""Of a file that is written atomically; of the 255 that file systems take, the rest is for the unfinished file's."""
+
+
+def require_regular(name: str, path: Path) -> None:
+    """Refuse the path of a file that can't be replaced as files are: a device, say, would be gone for everybody.
+
+    Args:
+        name: of the flag by which it is given.
+        path: that need not be there.
+
+    Raises:
+        UsageError: something else than a regular file is there, or its name is too long.
+    """
+    if len(os.fsencode(path.name)) > MAX_NAME_BYTES:
+        raise UsageError(f"{name} {path.name[:40]}...: the name is longer than {MAX_NAME_BYTES} bytes; shorten it")
+    if exists(path) and not is_file(path):
+        raise UsageError(f"{name} {path} is no regular file; give the path of a file")
+
+
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds.
 

@@ -56,8 +56,8 @@ class MetricsWriter:
         Raises:
             RunError: the disk refuses. What it refuses is kept, up to 16 MiB, and written with a later iteration.
         """
-        cleaned = {name: _clean(value) for name, value in metrics.items()}
-        self._on_all(lambda sink: sink.record(cleaned))
+        clean = cleaned(metrics)
+        self._on_all(lambda sink: sink.record(clean))
 
     def flush(self) -> None:
         """Write what the disk has refused so far.
@@ -129,6 +129,11 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(record, dict) and isinstance(record.get("iteration"), int):
                 yield record
+
+
+def cleaned(metrics: Metrics) -> dict[str, float | int | None]:
+    """Return metrics as sinks take them: what is not finite is None."""
+    return {name: _clean(value) for name, value in metrics.items()}
 
 
 def _clean(value: float | int | None) -> float | int | None:

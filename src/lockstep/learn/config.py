@@ -42,6 +42,10 @@ class AgentConfig(Config):
     def check_envs(self, shares: Sequence[int]) -> None:
         """Raise UsageError if the learner can't deal with so many envs on each rank."""
 
+    def iterations_before_learning(self, total_envs: int) -> int:
+        """Return how many iterations come before the first that learns, with so many envs in the whole job."""
+        return 0
+
 
 class PpoConfig(AgentConfig):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347); names as the field uses them."""
@@ -117,6 +121,10 @@ class SacConfig(AgentConfig):
     def block_setting(self) -> str:
         """Return the size of a batch."""
         return f"agent.batch_size {self.batch_size}"
+
+    def iterations_before_learning(self, total_envs: int) -> int:
+        """Return how many iterations take random actions alone, until ``learning_starts``."""
+        return -(-self.learning_starts // (total_envs * self.num_steps_per_env))
 
     def capacity_per_env(self, total_envs: int) -> int:
         """Return how many steps of each env the replay holds: a multiple of ``num_steps_per_env``."""

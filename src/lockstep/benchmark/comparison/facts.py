@@ -9,8 +9,11 @@ from lockstep.benchmark.schema import Bundle, NodeHardware, Record
 
 Area = Literal["measurement", "versions", "hardware", "settings"]
 
-_SAYS_NOTHING = {"log_root", "run_name", "logger", "world_size", "num_envs", "total_envs"}
-"""Settings that change no speed, or of which the bundle has a field that is compared anyway."""
+_SAYS_NOTHING = {
+    *("log_root", "run_name", "logger", "world_size", "num_envs", "total_envs"),
+    *("max_iterations", "evaluation.interval", "checkpoints.interval", "checkpoints.interval_s"),
+}
+"""Settings that change no speed or follow from how it was measured, or of which the bundle has a field of its own."""
 
 _ABSENT = "absent"
 

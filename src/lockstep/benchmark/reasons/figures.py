@@ -51,8 +51,19 @@ def num_threads(ranks: Sequence[RankFigures]) -> int:
 
 
 def is_crowded(node: NodeHardware, ranks: Sequence[RankFigures]) -> bool:
-    """Return whether the ranks of a node keep more threads busy than the job has cores there."""
-    return num_threads([each for each in ranks if each.node == node.node]) > node.num_allowed_cores
+    """Return whether the ranks of a node keep more threads busy than there are cores that they may run on."""
+    here = [each for each in ranks if each.node == node.node]
+    return num_threads(here) > num_cores(node, here)
+
+
+def num_cores(node: NodeHardware, here: Sequence[RankFigures]) -> int:
+    """Return how many cores the ranks of a node have between them: all may be bound to the same few."""
+    bound: set[int] = set()
+    for each in here:
+        if each.cores is None:
+            return node.num_allowed_cores
+        bound |= set(each.cores)
+    return min(node.num_allowed_cores, len(bound)) if bound else node.num_allowed_cores
 
 
 def others_busy_percent(ranks: Sequence[RankFigures]) -> float | None:

@@ -15,6 +15,7 @@ from lockstep.benchmark.reasons.figures import (
     is_crowded,
     mean_of,
     mean_over,
+    num_cores,
     num_threads,
     others_busy_percent,
     per_iteration,
@@ -93,7 +94,7 @@ def _busy_cores(ranks: Sequence[RankFigures], iteration_s: float, hardware: Sequ
 def _crowded(
     node: NodeHardware, here: Sequence[RankFigures], lost_s: float | None, share_here: float, lost: float
 ) -> Finding:
-    threads, cores = num_threads(here), node.num_allowed_cores
+    threads, cores = num_threads(here), num_cores(node, here)
     each = "each" if len(here) > 1 else "it"
     cost = (
         f"how long {each} waits for a core was not measured"
@@ -137,7 +138,7 @@ def _taken(
     """Return the finding that something else keeps the cores busy that the ranks of a node should have."""
     hit = [each for each, seconds in zip(here, lost_s, strict=True) if share(seconds, iteration_s) >= NOTABLE]
     hit_s = sum(seconds for seconds in lost_s if share(seconds, iteration_s) >= NOTABLE) / len(hit)
-    cores, threads = node.num_allowed_cores, num_threads(here)
+    cores, threads = num_cores(node, here), num_threads(here)
     words = (
         f"Something else takes cores of node {node.node} ({node.host}): {name_ranks(each.rank for each in hit)} "
         f"{'is' if len(hit) == 1 else 'are'} ready to compute without a core for {per_iteration(hit_s)} "

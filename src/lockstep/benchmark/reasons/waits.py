@@ -88,7 +88,7 @@ def _taking_turns(
     """Return the finding about waits that no rank causes all the time."""
     lost = share(rest_s, iteration_s)
     cost = f"{per_iteration(rest_s)} ({percent(lost)})"
-    words = f"{'Besides, ranks' if has_straggler else 'Ranks'} take turns at being late, and the others wait {cost}"
+    words = f"Ranks{' besides' if has_straggler else ''} take turns at being late, and the others wait {cost}"
     phases = _late_by_phase(ranks, rest_s)
     if phases:
         return Finding(reason="taking_turns", rank=None, lost_share=lost, words=f"{words}: {phases}.")

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from lockstep.benchmark.startup.child import WORDED, Job, ProcessStart
 from lockstep.core.errors import RunError, UsageError
 from lockstep.core.files import read_json
@@ -36,6 +38,8 @@ _OF_THE_JOB_AROUND = (ATTEMPT_DIR, LAUNCHER_PID, START)
 _AGENT_PREFIX = "TORCHELASTIC_"
 _COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 _JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
+STOPPED_S, IDLE_S = 20.0, 60.0
+"""For how long a process may be stopped, or use no processor time, as one does that waits for a stopped rank."""
 _NUM_LINES = 4
 _LINE_LENGTH = 400
 
@@ -161,7 +165,8 @@ class Child:
                 # Of its own, so that Ctrl-C is this process's to deal with, and all that it starts ends with it.
                 start_new_session=True,
             )
-        self._began_s = time.monotonic()
+        self._began_s = self._moved_s = time.monotonic()
+        self._cpu_s = 0.0
 
     @property
     def exit_code(self) -> int | None:
@@ -185,6 +190,8 @@ class Child:
         """
         code = self.exit_code
         if code is None:
+            if stuck := self._stuck():
+                return f"{stuck}, in phase {self._phase()}{self._last_words()}"
             if time.monotonic() - self._began_s < timeout_s:
                 return ""
             return f"did not come to its end in {timeout_s:.0f} s, in phase {self._phase()}{self._last_words()}"
@@ -202,6 +209,20 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _stuck(self) -> str:
+        """Return that it is stopped, or idle, for too long; empty if it is not."""
+        is_stopped, cpu_s = False, self._cpu_s
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._process.pid)
+            is_stopped = process.status() == psutil.STATUS_STOPPED
+            cpu_s = sum(process.cpu_times()[:4])
+        if cpu_s > self._cpu_s:
+            self._cpu_s, self._moved_s = cpu_s, time.monotonic()
+        still_s = time.monotonic() - self._moved_s
+        if is_stopped and still_s > STOPPED_S:
+            return f"is stopped (SIGSTOP) for {still_s:.0f} s"
+        return f"has used no processor time for {still_s:.0f} s" if still_s > IDLE_S else ""
 
     def _phase(self) -> str:
         with contextlib.suppress(OSError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.benchmark.assemble import Job, assemble
-from lockstep.benchmark.joining import Finish, Joined, Prepare, joined
+from lockstep.benchmark.joining import Finish, Joined, Prepare, StoppedError, joined
 from lockstep.benchmark.options import Options, config_for
 from lockstep.benchmark.process_report import ProcessReport, place_of, threads_of
 from lockstep.benchmark.schema import Learning
@@ -16,9 +17,13 @@ from lockstep.benchmark.training.meter import Meter
 from lockstep.benchmark.training.work import work_of
 from lockstep.core import beats
 from lockstep.core.errors import RunError
+from lockstep.core.interrupts import watch
+from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.timeouts import alone_s
+from lockstep.distributed.topology import from_environment
 from lockstep.recipes.catalog import make_task
 from lockstep.session.film import check_rendering
+from lockstep.session.framework import count_ranks
 
 if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
@@ -39,12 +44,15 @@ def benchmark_training(config: TrainConfig, options: Options, prepare: Prepare, 
         UsageError: whatever can't work, found before anything is built.
         RunError: the training failed, or the disk refused.
     """
+    options = _learning_by_then(config, options)
     config = config_for(config, options)
     if options.video:
         check_rendering(config, alone_s())
     with joined(config, prepare) as job:
         learner = job.framework.make_learner(config, job.team, job.resources)
         job.framework.seed(config.seed, job.team.comm.rank, 0)
+        request = job.resources.enter_context(watch())
+        job.resources.enter_context(ending_in_time())
         epilogue = Epilogue(config, options, job.framework)
         alone = _Alone(job, options)
         meter = Meter(
@@ -55,9 +63,12 @@ def benchmark_training(config: TrainConfig, options: Options, prepare: Prepare, 
             warm_up=options.warm_up,
             iterations=options.iterations,
             prepare=alone.measure,
+            stop=lambda: request.status,
             keep=epilogue.keep,
         )
-        learner.runner.train(meter, learner.evaluation_env)
+        status = learner.runner.train(meter, learner.evaluation_env)
+        if status != "finished":
+            raise StoppedError(status)
         _require_all(meter, options)
         alone.measure()
         reports = job.share(_report(meter, job, learner.engine, alone.mean_s))
@@ -66,6 +77,13 @@ def benchmark_training(config: TrainConfig, options: Options, prepare: Prepare, 
             job.team.comm.on_main(
                 lambda: epilogue.finish(assemble(about, reports), meter.recorded[-1], finish), "bundle"
             )
+
+
+def _learning_by_then(config: TrainConfig, options: Options) -> Options:
+    """Return options whose warm-up lasts until the learner learns: before that its iterations are of another kind."""
+    num_ranks = count_ranks(config, from_environment().world_size)
+    before = config.agent.iterations_before_learning(sum(config.envs_by_rank(num_ranks)))
+    return replace(options, warm_up=before + options.warm_up)
 
 
 class _Alone:
@@ -103,7 +121,8 @@ def _require_all(meter: Meter, options: Options) -> None:
     if len(meter.iterations) < options.iterations:
         raise RunError(
             f"the learner has recorded {len(meter.recorded)} iterations, and {options.warm_up} to warm up and "
-            f"{options.iterations} to measure were asked for; it must call record() once in each of max_iterations"
+            f"{options.iterations} to measure were asked for; it must call record() once in each of max_iterations",
+            shared=True,
         )
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lockstep.core.metrics import cleaned
 from lockstep.learn.observer import nobody_asks
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ class Meter:
         warm_up: iterations that are not measured.
         iterations: that are, after these; further ones are not.
         prepare: called once between the warm-up and the meeting.
+        stop: returns why this process should stop, or None.
         keep: takes the state of the training when it is over.
         clock: in seconds.
     """
 
     save_due = False
-    stop_requested: StopReason | None = nobody_asks()
 
     def __init__(
         self,
@@ -61,11 +62,12 @@ class Meter:
         warm_up: int,
         iterations: int,
         prepare: Callable[[], None] = _nothing,
+        stop: Callable[[], StopReason | None] = nobody_asks,
         keep: Callable[[int, dict[str, Any]], None] = lambda iteration, content: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._own_times, self._take_waits, self._meet, self._prepare = own_times, take_waits, meet, prepare
-        self._sampler, self._keep, self._clock = sampler, keep, clock
+        self._sampler, self._keep, self._stop, self._clock = sampler, keep, stop, clock
         self._warm_up, self._num_wanted = warm_up, iterations
         self._sampling = ExitStack()
         self._began = self._last = clock()
@@ -78,6 +80,11 @@ class Meter:
         """That were measured."""
         if warm_up == 0:
             self._begin()
+
+    @property
+    def stop_requested(self) -> StopReason | None:
+        """Why this process should stop, or None."""
+        return self._stop()
 
     @property
     def num_warm_up(self) -> int:
@@ -97,7 +104,8 @@ class Meter:
     def record(self, metrics: Metrics) -> None:
         """Take an iteration that has just ended."""
         now = self._clock()
-        self.recorded.append(dict(metrics))
+        metrics = cleaned(metrics)
+        self.recorded.append(metrics)
         if len(self.recorded) > self._warm_up:
             if len(self.iterations) < self._num_wanted:
                 self._measure(now, metrics)
