@@ -50,18 +50,23 @@ class Run:
         return f"{self.num_ranks}_ranks_{self.num_cores}_cores_{self.num_envs}_envs_{self.width}_wide"
 
 
-FITTED = tuple(
-    Run(num_ranks, num_cores, num_envs, width)
-    for width in (64, 256)
-    for num_envs in (512, 2048)
-    for num_ranks, num_cores in ((1, 2), (2, 2), (2, 1))
+FITTED = (
+    *(
+        Run(num_ranks, num_cores, num_envs, width)
+        for width in (64, 256)
+        for num_envs in (512, 2048)
+        for num_ranks, num_cores in ((1, 2), (2, 2), (2, 1))
+    ),
+    # A third size of networks tells what grows with the width of the layers from what grows with the samples alone.
+    Run(1, 2, 1024, 128),
+    Run(2, 2, 1024, 128),
 )
 HELD_BACK = {
     "more ranks than cores": (
         Run(4, 2, 512, 64),
         Run(4, 2, 2048, 64),
         Run(4, 2, 512, 256),
-        Run(4, 2, 1024, 128),
+        Run(4, 2, 1024, 96),
     ),
     "other numbers of envs": (
         Run(1, 2, 1024, 64),
@@ -72,10 +77,10 @@ HELD_BACK = {
         Run(2, 2, 1024, 256),
     ),
     "other sizes of networks": (
-        Run(1, 2, 512, 128),
-        Run(2, 2, 512, 128),
-        Run(1, 2, 2048, 128),
-        Run(2, 2, 2048, 128),
+        Run(1, 2, 512, 96),
+        Run(2, 2, 512, 96),
+        Run(1, 2, 2048, 192),
+        Run(2, 2, 2048, 192),
     ),
 }
 
