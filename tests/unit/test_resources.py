@@ -22,7 +22,8 @@ def thread(folder: Path, name: str, on_core_ns: int, delay_ns: int) -> None:
 
 
 def test_times_of_all_threads_are_summed_and_those_that_have_ended_count_on(tmp_path: Path) -> None:
-    threads = Threads(tmp_path)
+    threads = Threads(tmp_path, lambda number: number == 9)
+    thread(tmp_path, "9", 5_000_000_000, 7_000_000_000)  # batch work
     thread(tmp_path, "1", 2_000_000_000, 500_000_000)
     thread(tmp_path, "2", 1_000_000_000, 0)
     assert threads.read() == (3.0, 0.5)
@@ -36,7 +37,7 @@ def test_a_system_that_keeps_no_such_counts(tmp_path: Path) -> None:
     assert Threads(tmp_path / "missing").read() is None
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "schedstat").write_text("what?")
-    assert Threads(tmp_path).read() is None
+    assert Threads(tmp_path, lambda number: False).read() is None
 
 
 @LINUX

@@ -46,11 +46,18 @@ class Threads:
     """CPU time and run delay of all threads of this process, those that have ended since included.
 
     Linux keeps for each thread how long it has run and how long it was ready to run without getting a core
-    (``/proc/<pid>/task/<tid>/schedstat``, Documentation/scheduler/sched-stats.rst, in nanoseconds).
+    (``/proc/<pid>/task/<tid>/schedstat``, Documentation/scheduler/sched-stats.rst, in nanoseconds). Threads that are
+    batch work (SCHED_BATCH), as gloo's are here, wait for the others on purpose, and are left out.
+
+    Args:
+        folder: with a folder for each thread.
+        is_batch: says of a thread by its number whether it is batch work.
     """
 
-    def __init__(self, folder: Path = Path("/proc/self/task")) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path = Path("/proc/self/task"), is_batch: Callable[[int], bool] = lambda thread: _is_batch(thread)
+    ) -> None:
+        self._folder, self._is_batch = folder, is_batch
         self._seen: dict[str, tuple[int, int]] = {}
 
     def read(self) -> tuple[float, float] | None:
@@ -58,12 +65,18 @@ class Threads:
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):  # noqa: PTH208 - iterdir() would make a Path of each
                 with contextlib.suppress(OSError, ValueError):
+                    if self._is_batch(int(name)):
+                        continue
                     on_core, delay, _ = (self._folder / name / "schedstat").read_text().split()
                     self._seen[name] = int(on_core), int(delay)
         if not self._seen:
             return None
         on_core, delay = (sum(column) for column in zip(*self._seen.values(), strict=True))
         return on_core / 1e9, delay / 1e9
+
+
+def _is_batch(thread: int) -> bool:
+    return hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(thread) == os.SCHED_BATCH
 
 
 @dataclass
