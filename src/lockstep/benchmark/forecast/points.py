@@ -45,11 +45,11 @@ class Setting:
 
     @property
     def busy_share(self) -> float:
-        """Share of the node's other cores that other ranks keep busy, 0 to 1."""
-        if self.on_gpu or self.node_cores == 1:
+        """Share of the other cores that the job may use on a node that other ranks keep busy, 0 to 1."""
+        if self.on_gpu or self.allowed_cores == 1:
             return 0.0
         busy = min(self.ranks_per_node * self.threads, self.allowed_cores)
-        return max(0.0, (busy - min(self.threads, self.allowed_cores)) / (self.node_cores - 1))
+        return max(0.0, (busy - min(self.threads, self.allowed_cores)) / (self.allowed_cores - 1))
 
     @property
     def env_steps(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from lockstep.benchmark.forecast.compute import Price
-from lockstep.benchmark.forecast.forecast import LEAST_EFFICIENCY, Forecast, Row, has_stopped
+from lockstep.benchmark.forecast.forecast import LEAST_EFFICIENCY, LEAST_GAIN, Forecast, Row, has_stopped
 from lockstep.benchmark.forecast.model import Model
 from lockstep.benchmark.forecast.points import Point, Setting
 from lockstep.benchmark.units import duration, percent, quantity
@@ -44,7 +44,16 @@ def _best(result: Forecast) -> str:
     if result.stop is None or not before:
         return ""
     best = max(before, key=lambda row: row.steps_per_s)
-    return f" Up to {_ranks(best.setting.num_ranks)} it pays: {best.steps_per_s:,.0f} env steps/s."
+    said = f" Up to {_ranks(best.setting.num_ranks)} it pays: {best.steps_per_s:,.0f} env steps/s."
+    later = result.rows[result.rows.index(result.stop) + 1 :]
+    gains = [row.gain for row in later if row.gain is not None and row.gain >= LEAST_GAIN]
+    if gains:
+        last = later[-1]
+        said += (
+            f" At that efficiency more ranks still give more: {percent(min(gains))} to {percent(max(gains))} with each "
+            f"doubling, {last.steps_per_s:,.0f} env steps/s by {_ranks(last.setting.num_ranks)}."
+        )
+    return said
 
 
 def _cause_in_words(result: Forecast, row: Row) -> str:

@@ -72,7 +72,7 @@ def _headline(bundle: Bundle) -> str:
         return f"{took} to the first iteration, median of {where} ({hardware}) that start together."
     runtime = bundle.runtime
     return (
-        f"{rate(runtime.steps_per_s)} by {where} ({hardware}) with {quantity(bundle.total_envs, 'envs')}: "
+        f"{rate(runtime.steps_per_s)} by {where} ({hardware}) with {count(bundle.total_envs)} envs: "
         f"{quantity(runtime.env_steps, 'env steps')} of all ranks in {duration(runtime.wall_s)} of the slowest."
     )
 

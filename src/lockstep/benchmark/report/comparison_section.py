@@ -17,12 +17,34 @@ _MAX_BARS = 40
 def comparison_sections(named: Sequence[tuple[str, Bundle]]) -> Iterator[Section]:
     """Yield a comparison for each kind and task of which there are several bundles."""
 
-    def group(each: tuple[str, Bundle]) -> tuple[str, str]:
+    groups = [found for found in _groups(named) if len(found) > 1]
+    for number, members in enumerate(groups, 1):
+        yield _section(members, f"comparison-{number}")
+
+
+def _groups(named: Sequence[tuple[str, Bundle]]) -> Iterator[list[tuple[str, Bundle]]]:
+    """Yield the bundles of each kind and task; where not all of these did comparable work, those that did."""
+
+    def kind_of(each: tuple[str, Bundle]) -> tuple[str, str]:
         return each[1].kind, each[1].run.task
 
-    groups = [list(found) for _, found in groupby(sorted(named, key=group), key=group)]
-    for number, members in enumerate((found for found in groups if len(found) > 1), 1):
-        yield _section(members, f"comparison-{number}")
+    for _, found in groupby(sorted(named, key=kind_of), key=kind_of):
+        members = list(found)
+        if _are_comparable(members):
+            yield members
+            continue
+        by_envs: dict[object, list[tuple[str, Bundle]]] = {}
+        for each in members:
+            by_envs.setdefault(each[1].num_envs_per_rank, []).append(each)
+        if all(len(same) == 1 for same in by_envs.values()):
+            yield members  # and the section says why not
+        yield from by_envs.values()
+
+
+def _are_comparable(members: Sequence[tuple[str, Bundle]]) -> bool:
+    shares = {bundle.num_envs_per_rank for _, bundle in members}
+    totals = {bundle.total_envs for _, bundle in members}
+    return len(totals) == 1 or (len(shares) == 1 and isinstance(next(iter(shares)), int))
 
 
 def _section(members: list[tuple[str, Bundle]], prefix: str) -> Section:

@@ -5,22 +5,17 @@ to the ranks: 1 where nothing is lost. In weak scaling every rank has as many en
 scaling the job has, and its rate over that of the smallest is the speedup.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from lockstep.benchmark.record_files import RecordFile
 from lockstep.benchmark.schema import Count, Finding, NodeHardware, Positive, Record, Seconds, TimeSplit, Versions
-from lockstep.core.config import show
 from lockstep.core.errors import UsageError
-from lockstep.core.files import read_json, write_atomic
 
 SCALING_SCHEMA_VERSION = 1
 """Grows with every change that a reader of older results could misread."""
-
-_ANEW = "make it anew with this version's lockstep benchmark scaling"
-_WRITER = "give the scaling.json that lockstep benchmark scaling wrote"
 
 
 class Interval(Record):
@@ -97,13 +92,16 @@ class ScalingResult(Record):
         return self
 
 
+_FILE = RecordFile(ScalingResult, SCALING_SCHEMA_VERSION, "scaling result", "lockstep benchmark scaling")
+
+
 def write_scaling(result: ScalingResult, path: Path) -> None:
     """Write a result as JSON, whole or not at all.
 
     Raises:
         RunError: the system refuses.
     """
-    write_atomic(path, result.model_dump_json(indent=1) + "\n")
+    _FILE.write(result, path)
 
 
 def read_scaling(path: Path) -> ScalingResult:
@@ -112,13 +110,7 @@ def read_scaling(path: Path) -> ScalingResult:
     Raises:
         UsageError: it can't be read, is no result of a sweep, or is one of another version of the schema.
     """
-    try:
-        content = read_json(path)
-    except OSError as error:
-        raise UsageError(f"scaling result {path}: {error.strerror or error}; {_WRITER}") from None
-    except ValueError as error:
-        raise UsageError(f"scaling result {path} is no JSON ({error}); {_WRITER}") from None
-    return parse_scaling(content, str(path))
+    return parse_scaling(_FILE.read(path), str(path))
 
 
 def parse_scaling(content: Any, name: str) -> ScalingResult:
@@ -132,23 +124,10 @@ def parse_scaling(content: Any, name: str) -> ScalingResult:
         UsageError: it is no result of a sweep, or one of another version of the schema.
     """
     if not is_scaling(content) or "schema_version" not in content:
-        raise UsageError(f"{name} is no result of a scaling sweep; {_WRITER}")
-    version = content["schema_version"]
-    if isinstance(version, bool) or version != SCALING_SCHEMA_VERSION:
-        age = "older than" if isinstance(version, int) and version < SCALING_SCHEMA_VERSION else "not"
         raise UsageError(
-            f"scaling result {name} has schema_version {show(version)}, {age} the {SCALING_SCHEMA_VERSION} that this "
-            f"lockstep reads; {_ANEW}, or read it with the lockstep that wrote it"
+            f"{name} is no result of a scaling sweep; give the scaling.json that lockstep benchmark scaling wrote"
         )
-    try:
-        return ScalingResult.model_validate_json(json.dumps(content), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the whole"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise UsageError(
-            f"scaling result {name} is damaged: {place}: {first['msg'][:1].lower()}{first['msg'][1:]}{more}; {_ANEW}"
-        ) from None
+    return _FILE.parse(content, name)
 
 
 def is_scaling(content: Any) -> bool:
