@@ -83,6 +83,14 @@ def test_more_ranks_than_cores_stop_it() -> None:
     assert "Up to 2 ranks it pays" in words
 
 
+def test_what_stops_inside_a_node_may_go_on_over_nodes() -> None:
+    network = Network(1e-6, 1e-11)
+    words = words_of(foretell(grid(World(num_cores=2)), num_nodes=8, ranks_per_node=4, network=network))
+    assert "Up to 2 ranks it pays" in words
+    assert "At that efficiency more ranks still give more" in words
+    assert "by 32 ranks" in words
+
+
 def test_memory_that_all_cores_share_stops_it() -> None:
     result = foretell(grid(World(slowdown=2.0, num_cores=4)), ranks_per_node=4)
     assert result.stop is not None and result.stop.setting.num_ranks == 4

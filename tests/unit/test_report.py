@@ -190,6 +190,17 @@ def test_bundles_that_do_not_compare_are_shown_apart() -> None:
     assert len([table for table in page.tables if table.label == "All ranks, all figures"]) == 2
 
 
+def test_one_bundle_of_other_work_keeps_the_rest_from_nothing() -> None:
+    paths = [
+        written("a.json", make_bundle()),
+        written("uneven.json", make_bundle(num_envs=(64, 32))),
+        written("b.json", make_bundle(compute_s=(0.008, 0.009))),
+    ]
+    page = page_of(*paths)
+    assert [row[0] for row in page.table("Throughput, in figures").rows] == ["a", "b"]
+    assert "Not compared" not in page.text
+
+
 def test_equal_totals_are_compared_as_such() -> None:
     page = page_of(written("a.json", make_bundle(num_envs=(512,))), written("b.json", make_bundle(num_envs=(320, 192))))
     assert "the same number of envs in total" in page.text
