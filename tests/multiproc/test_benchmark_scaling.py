@@ -45,7 +45,7 @@ def test_ctrl_c_ends_the_job_that_runs_and_leaves_none_behind() -> None:
         command.wait_for(lambda: len(processes_here()) >= 4)
         command.send(signal.SIGINT)
         code, output, errors = command.end()
-        assert (code, output.strip()) == (130, "round 1 of 3: --num_gpus 1")
+        assert (code, output.splitlines()[-1]) == (130, "round 1 of 3: --num_gpus 1")
         assert "the sweep was interrupted at --num_gpus 1" in errors
         wait_for(lambda: not processes_here())
         assert sorted(path.name for path in Path("found").iterdir()) == ["gpus_1_round_1.log"]

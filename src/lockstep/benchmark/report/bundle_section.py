@@ -25,7 +25,7 @@ from lockstep.benchmark.report.place_tables import device_table, exchange_table,
 from lockstep.benchmark.report.plain import git_words, time_words
 from lockstep.benchmark.report.rank_table import rank_table
 from lockstep.benchmark.report.startup_blocks import startup_blocks
-from lockstep.benchmark.schema import Bundle, Learning, Runtime
+from lockstep.benchmark.schema import Bundle, Finding, Learning, Runtime
 
 _KINDS = {
     "startup": "start-up",
@@ -77,11 +77,15 @@ def _headline(bundle: Bundle) -> str:
     )
 
 
+def _is_loss(finding: Finding) -> bool:
+    return finding.lost_share > 0 and finding.reason != "nothing_lost"
+
+
 def _blocks(bundle: Bundle, prefix: str) -> Iterator[Block]:
     if bundle.findings:
         yield Words(
             tuple((share(each.lost_share) if each.lost_share else "", each.words) for each in bundle.findings),
-            title="Why it is not faster" if any(each.lost_share for each in bundle.findings) else "Findings",
+            title="Why it is not faster" if any(_is_loss(each) for each in bundle.findings) else "Findings",
             tone="finding",
             explanation="With the share of a mean iteration that each costs, mean over ranks.",
         )
