@@ -7,10 +7,16 @@ from lockstep.benchmark.resources import Interval
 from lockstep.benchmark.schema import NodeHardware
 
 
-def interval(seconds: float = 1.0, cpu_s: float = 0.0, delay_s: float | None = 0.0, busy_s: float = 0.0) -> Interval:
+def interval(
+    seconds: float = 1.0,
+    cpu_s: float = 0.0,
+    delay_s: float | None = 0.0,
+    busy_s: float = 0.0,
+    gloo_delay_s: float = 0.0,
+) -> Interval:
     return Interval(
-        seconds=seconds, cpu_s=cpu_s, delay_s=delay_s, busy_s=busy_s, memory_bytes=1000, gpu_percent=(),
-        gpu_memory_bytes=(),
+        seconds=seconds, cpu_s=cpu_s, delay_s=delay_s, gloo_delay_s=gloo_delay_s, busy_s=busy_s, memory_bytes=1000,
+        gpu_percent=(), gpu_memory_bytes=(),
     )  # fmt: skip
 
 

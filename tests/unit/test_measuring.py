@@ -38,7 +38,7 @@ class Samples(Sampler):
         self._clock = clock
 
     def sample(self) -> Sample:
-        return Sample(self._clock(), 0.0, 0.0, 0.0, 1, ())
+        return Sample(self._clock(), 0.0, 0.0, 0.0, 0.0, 1, ())
 
 
 def metered(

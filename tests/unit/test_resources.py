@@ -16,28 +16,30 @@ from lockstep.core.gpu_mask import Gpu
 LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system keeps no such counts")
 
 
-def thread(folder: Path, name: str, on_core_ns: int, delay_ns: int) -> None:
+def thread(folder: Path, name: str, on_core_ns: int, delay_ns: int, command: str = "python") -> None:
     (folder / name).mkdir(exist_ok=True)
+    (folder / name / "comm").write_text(f"{command}\n")
     (folder / name / "schedstat").write_text(f"{on_core_ns} {delay_ns} 7\n")
 
 
 def test_times_of_all_threads_are_summed_and_those_that_have_ended_count_on(tmp_path: Path) -> None:
-    threads = Threads(tmp_path, lambda number: number == 9)
-    thread(tmp_path, "9", 5_000_000_000, 7_000_000_000)  # batch work
+    threads = Threads(tmp_path)
+    thread(tmp_path, "9", 5_000_000_000, 7_000_000_000, "gloo_tcp_loop")
     thread(tmp_path, "1", 2_000_000_000, 500_000_000)
     thread(tmp_path, "2", 1_000_000_000, 0)
-    assert threads.read() == (3.0, 0.5)
+    assert threads.read() == (0.5, 7.0)
     (tmp_path / "2" / "schedstat").unlink()
     thread(tmp_path, "1", 3_000_000_000, 500_000_000)
     thread(tmp_path, "3", 0, 250_000_000)
-    assert threads.read() == (4.0, 0.75)
+    assert threads.read() == (0.75, 7.0)
 
 
 def test_a_system_that_keeps_no_such_counts(tmp_path: Path) -> None:
     assert Threads(tmp_path / "missing").read() is None
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "schedstat").write_text("what?")
-    assert Threads(tmp_path, lambda number: False).read() is None
+    (tmp_path / "1" / "comm").write_text("python")
+    assert Threads(tmp_path).read() is None
 
 
 @LINUX
@@ -89,9 +91,9 @@ def test_samples_are_taken_in_between_and_no_thread_stays(monkeypatch: pytest.Mo
 
 def test_a_short_interval_at_the_end_is_part_of_the_one_before() -> None:
     sampler = Sampler(None)
-    sampler.samples = [Sample(at_s, at_s, 0.0, 0.0, 1, ()) for at_s in (0.0, 0.5, 1.0, 1.01)]
+    sampler.samples = [Sample(at_s, at_s, 0.0, 0.0, 0.0, 1, ()) for at_s in (0.0, 0.5, 1.0, 1.01)]
     assert [each.seconds for each in sampler.intervals()] == [0.5, pytest.approx(0.51)]
-    sampler.samples = [Sample(at_s, at_s, 0.0, 0.0, 1, ()) for at_s in (0.0, 0.01)]
+    sampler.samples = [Sample(at_s, at_s, 0.0, 0.0, 0.0, 1, ()) for at_s in (0.0, 0.01)]
     assert [each.seconds for each in sampler.intervals()] == [0.01]
 
 

@@ -122,6 +122,15 @@ def test_threads_that_queue_behind_their_own_process_lack_no_core() -> None:
     assert split.means().contention_s == pytest.approx(0.03)
 
 
+def test_threads_of_gloo_delay_nothing_but_exchanges() -> None:
+    own = [interval(1.0, cpu_s=0.5, delay_s=0.0, gloo_delay_s=0.45)]
+    split = split_of(*(report(rank, [1.0], [[0.2]], ["gradients"], intervals=own) for rank in range(2)))
+    # Half of a second is left of which nobody knows; of that the exchange takes what it has.
+    assert split.means().compute_s == pytest.approx(0.8)
+    assert split.means().contention_s == pytest.approx(0.2)
+    assert split.means().communication_s == pytest.approx(0.0)
+
+
 def test_an_exchange_is_not_slow_because_a_rank_lacks_a_core() -> None:
     # 0.5 s of own work, all of it on a core; 0.5 s in an exchange, 0.4 s of it ready without a core.
     own = [interval(1.0, cpu_s=0.5, delay_s=0.4)]

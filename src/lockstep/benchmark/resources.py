@@ -25,6 +25,7 @@ class Sample(NamedTuple):
     at_s: float
     cpu_s: float  # of all threads
     delay_s: float | None  # for which threads of this process were ready to run, and something else had the core
+    gloo_delay_s: float | None  # the same for gloo's threads, which delay nothing but exchanges
     busy_s: float  # of the cores that this process may run on, whoever kept them busy
     memory_bytes: int
     gpus: tuple[tuple[float | None, float | None], ...]  # of each GPU: percent of its time, bytes; None: not told
@@ -36,6 +37,7 @@ class Interval(Record):
     seconds: float
     cpu_s: float
     delay_s: float | None
+    gloo_delay_s: float | None
     busy_s: float
     memory_bytes: int
     gpu_percent: tuple[float | None, ...]
@@ -43,40 +45,33 @@ class Interval(Record):
 
 
 class Threads:
-    """CPU time and run delay of all threads of this process, those that have ended since included.
+    """The run delay of all threads of this process, those that have ended since included.
 
-    Linux keeps for each thread how long it has run and how long it was ready to run without getting a core
-    (``/proc/<pid>/task/<tid>/schedstat``, Documentation/scheduler/sched-stats.rst, in nanoseconds). Threads that are
-    batch work (SCHED_BATCH), as gloo's are here, wait for the others on purpose, and are left out.
+    Linux keeps for each thread how long it was ready to run without getting a core
+    (``/proc/<pid>/task/<tid>/schedstat``, Documentation/scheduler/sched-stats.rst, in nanoseconds). Gloo's
+    threads are apart: while they queue behind the thread that they work for, nobody waits for them.
 
     Args:
         folder: with a folder for each thread.
-        is_batch: says of a thread by its number whether it is batch work.
     """
 
-    def __init__(
-        self, folder: Path = Path("/proc/self/task"), is_batch: Callable[[int], bool] = lambda thread: _is_batch(thread)
-    ) -> None:
-        self._folder, self._is_batch = folder, is_batch
-        self._seen: dict[str, tuple[int, int]] = {}
+    def __init__(self, folder: Path = Path("/proc/self/task")) -> None:
+        self._folder = folder
+        self._is_of_gloo: dict[str, bool] = {}
+        self._seen: dict[str, int] = {}
 
     def read(self) -> tuple[float, float] | None:
-        """Return seconds on a core and seconds of delay since the threads began; None where nobody counts."""
+        """Return seconds of delay since the threads began, of gloo's apart as the second; None where nobody counts."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):  # noqa: PTH208 - iterdir() would make a Path of each
                 with contextlib.suppress(OSError, ValueError):
-                    if self._is_batch(int(name)):
-                        continue
-                    on_core, delay, _ = (self._folder / name / "schedstat").read_text().split()
-                    self._seen[name] = int(on_core), int(delay)
+                    if name not in self._is_of_gloo:
+                        self._is_of_gloo[name] = "gloo" in (self._folder / name / "comm").read_text()
+                    self._seen[name] = _delay_ns((self._folder / name / "schedstat").read_text())
         if not self._seen:
             return None
-        on_core, delay = (sum(column) for column in zip(*self._seen.values(), strict=True))
-        return on_core / 1e9, delay / 1e9
-
-
-def _is_batch(thread: int) -> bool:
-    return hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(thread) == os.SCHED_BATCH
+        of_gloo = sum(delay for name, delay in self._seen.items() if self._is_of_gloo[name])
+        return (sum(self._seen.values()) - of_gloo) / 1e9, of_gloo / 1e9
 
 
 @dataclass
@@ -117,7 +112,8 @@ class Sampler:
         return Sample(
             at_s=time.perf_counter(),
             cpu_s=time.process_time(),
-            delay_s=None if times is None else times[1],
+            delay_s=None if times is None else times[0],
+            gloo_delay_s=None if times is None else times[1],
             busy_s=_busy_s(self.cores),
             memory_bytes=self._process.memory_info().rss,
             gpus=self._gpus.read(),
@@ -146,16 +142,30 @@ class Sampler:
 
 
 def _between(before: Sample, after: Sample) -> Interval:
-    no_delay = before.delay_s is None or after.delay_s is None
     return Interval(
         seconds=after.at_s - before.at_s,
         cpu_s=max(0.0, after.cpu_s - before.cpu_s),
-        delay_s=None if no_delay else max(0.0, (after.delay_s or 0.0) - (before.delay_s or 0.0)),
+        delay_s=_more(before.delay_s, after.delay_s),
+        gloo_delay_s=_more(before.gloo_delay_s, after.gloo_delay_s),
         busy_s=max(0.0, after.busy_s - before.busy_s),
         memory_bytes=after.memory_bytes,
         gpu_percent=tuple(percent for percent, _ in after.gpus),
         gpu_memory_bytes=tuple(num_bytes for _, num_bytes in after.gpus),
     )
+
+
+def _delay_ns(counts: str) -> int:
+    """Return the second of three counts: nanoseconds on a core, of delay, and turns.
+
+    Raises:
+        ValueError: these are no such counts.
+    """
+    _, delay, _ = counts.split()
+    return int(delay)
+
+
+def _more(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else max(0.0, after - before)
 
 
 def _busy_s(cores: Sequence[int] | None) -> float:

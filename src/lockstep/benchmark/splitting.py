@@ -145,6 +145,7 @@ def _delays_s(report: ProcessReport, compute_s: float) -> tuple[float, float]:
         return 0.0, 0.0
     per_iteration = wall_s / sum(interval.seconds for interval in report.intervals) / num_iterations
     delay_s = sum(delay for delay in delays_s if delay is not None) * per_iteration
+    gloo_s = sum(interval.gloo_delay_s or 0.0 for interval in report.intervals) * per_iteration
     cpu_s = sum(interval.cpu_s for interval in report.intervals) * per_iteration
     own_s = wall_s / num_iterations
     num_ready = max(1.0, (cpu_s + delay_s) / own_s)
@@ -152,6 +153,6 @@ def _delays_s(report: ProcessReport, compute_s: float) -> tuple[float, float]:
     # cores as they could have had is no delay.
     num_cores = float(len(report.cores) if report.cores else report.hardware.num_allowed_cores)
     running_s = cpu_s / min(num_ready, num_cores)
-    lacked_s = min(delay_s / num_ready, max(0.0, own_s - running_s))
-    in_compute_s = min(lacked_s, max(0.0, compute_s - running_s))
+    lacked_s = min((delay_s + gloo_s) / num_ready, max(0.0, own_s - running_s))
+    in_compute_s = min(lacked_s, delay_s / num_ready, max(0.0, compute_s - running_s))
     return in_compute_s, lacked_s - in_compute_s
