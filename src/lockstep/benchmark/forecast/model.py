@@ -49,7 +49,7 @@ class Turns:
 
     Attributes:
         overhead: share by which a rank computes longer.
-        exchange_s: seconds more for each exchange, at which ranks change places.
+        exchange_s: seconds more for each exchange and each rank without a core, for which the others wait there.
     """
 
     overhead: float
@@ -95,7 +95,8 @@ class Model:
         turns_s = 0.0
         if setting.load > 1:
             turns = self.turns or Turns(0.0, 0.0)
-            lost_s = own_s * turns.overhead + turns.exchange_s * self.num_exchanges(setting)
+            num_turns = setting.num_without_core * self.num_exchanges(setting)
+            lost_s = own_s * turns.overhead + turns.exchange_s * num_turns
             turns_s = setting.load * (own_s + lost_s) - own_s
         latency_s, bandwidth_s = self._exchanges_s(setting)
         return Prediction(
@@ -155,7 +156,8 @@ def _fit_turns(model: Model, points: Sequence[Point]) -> Turns:
         setting = point.setting
         ideal = model.predict(setting)
         own_s = ideal.compute_s + ideal.shared_memory_s
-        rows.append((setting.load * own_s, setting.load * model.num_exchanges(setting)))
+        num_turns = setting.num_without_core * model.num_exchanges(setting)
+        rows.append((setting.load * own_s, setting.load * num_turns))
         missing.append(point.iteration_s - ideal.iteration_s)
     measured_s = np.array([each.iteration_s for each in points])
     columns = np.array(rows)[:, : 2 if len(points) >= _MANY else 1] / measured_s[:, np.newaxis]

@@ -44,6 +44,11 @@ class Setting:
         return 1.0 if self.on_gpu else max(1.0, self.ranks_per_node * self.threads / self.allowed_cores)
 
     @property
+    def num_without_core(self) -> int:
+        """How many threads of a node have no core while the others compute: turns that an exchange has to wait for."""
+        return 0 if self.on_gpu else max(0, self.ranks_per_node * self.threads - self.allowed_cores)
+
+    @property
     def busy_share(self) -> float:
         """Share of the other cores that the job may use on a node that other ranks keep busy, 0 to 1."""
         if self.on_gpu or self.allowed_cores == 1:
