@@ -21,7 +21,7 @@ class World:
         product_s: of a floating-point operation of the networks, in the update.
         slowdown: share by which a rank is slower when all other cores of the node are busy.
         turns_overhead: share by which turns take longer than their share of a core.
-        turns_exchange_s: that turns take longer for each exchange and rank without a core.
+        turns_exchange_s: that turns take longer for each exchange and other rank.
         latency_s: of a step of an exchange.
         byte_s: of a byte of an exchange.
         straggler_s: mean wait for stragglers, of an iteration of several ranks.
@@ -74,7 +74,7 @@ def train(
     num_exchanges = NUM_EPOCHS * NUM_MINI_BATCHES + 1
     compute_s = own_s
     if turns > 1:
-        lost_s = world.turns_exchange_s * num_exchanges * (here - allowed)
+        lost_s = world.turns_exchange_s * num_exchanges * (here - 1)
         compute_s = [turns * (each * (1 + world.turns_overhead) + lost_s) for each in own_s]
     content = make_bundle("training", [num_envs] * num_ranks, None, num_nodes, device).model_dump()
     content |= {"compute_spread": spread_of(compute_s).model_dump(), "slowest_rank": compute_s.index(max(compute_s))}

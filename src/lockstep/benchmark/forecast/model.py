@@ -49,7 +49,7 @@ class Turns:
 
     Attributes:
         overhead: share by which a rank computes longer.
-        exchange_s: seconds more for each exchange and each rank without a core, for which the others wait there.
+        exchange_s: seconds more for each exchange and each other rank, which may be off its core when it is waited for.
     """
 
     overhead: float
@@ -95,7 +95,7 @@ class Model:
         turns_s = 0.0
         if setting.load > 1:
             turns = self.turns or Turns(0.0, 0.0)
-            num_turns = setting.num_without_core * self.num_exchanges(setting)
+            num_turns = setting.num_awaited * self.num_exchanges(setting)
             lost_s = own_s * turns.overhead + turns.exchange_s * num_turns
             turns_s = setting.load * (own_s + lost_s) - own_s
         latency_s, bandwidth_s = self._exchanges_s(setting)
@@ -156,7 +156,7 @@ def _fit_turns(model: Model, points: Sequence[Point]) -> Turns:
         setting = point.setting
         ideal = model.predict(setting)
         own_s = ideal.compute_s + ideal.shared_memory_s
-        num_turns = setting.num_without_core * model.num_exchanges(setting)
+        num_turns = setting.num_awaited * model.num_exchanges(setting)
         rows.append((setting.load * own_s, setting.load * num_turns))
         missing.append(point.iteration_s - ideal.iteration_s)
     measured_s = np.array([each.iteration_s for each in points])

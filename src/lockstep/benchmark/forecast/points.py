@@ -44,9 +44,9 @@ class Setting:
         return 1.0 if self.on_gpu else max(1.0, self.ranks_per_node * self.threads / self.allowed_cores)
 
     @property
-    def num_without_core(self) -> int:
-        """How many threads of a node have no core while the others compute: turns that an exchange has to wait for."""
-        return 0 if self.on_gpu else max(0, self.ranks_per_node * self.threads - self.allowed_cores)
+    def num_awaited(self) -> int:
+        """How many other ranks of the node may be off their core when a rank comes to an exchange."""
+        return self.ranks_per_node - 1 if self.load > 1 else 0
 
     @property
     def busy_share(self) -> float:

@@ -103,7 +103,7 @@ def model_in_words(model: Model) -> list[str]:
         if model.turns is not None:
             busy += (
                 f"; taking turns on a core: {percent(model.turns.overhead)} and {duration(model.turns.exchange_s)} for "
-                "each exchange and each rank without a core, longer than its share of the core"
+                "each exchange and other rank, longer than its share of the core"
             )
         lines.append(busy)
     for name, network in (("inside a node", model.inside), ("between nodes", model.between)):
