@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.benchmark.amounts import digits, duration, per_rank, rate, seconds, share
 from lockstep.benchmark.bundle import write_bundle
 from lockstep.benchmark.comparison.screen import PARTS
-from lockstep.benchmark.report.amounts import digits, duration, per_rank, rate, seconds, share
 from lockstep.benchmark.scaling.result import write_scaling
 from lockstep.benchmark.scaling.sweep import Job, Sweep, result_of
 from lockstep.benchmark.schema import Bundle

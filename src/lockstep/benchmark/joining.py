@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstep.benchmark.hardware import own_cores
+from lockstep.benchmark.options import TAG
 from lockstep.benchmark.process_report import OwnRank, ProcessReport, own_ranks
 from lockstep.benchmark.resources import Sampler
 from lockstep.benchmark.schema import Bundle
@@ -26,8 +27,6 @@ Prepare = Callable[[], object]
 """Called on rank 0 before anything is built; raises what stands in the way of ``Finish``."""
 Finish = Callable[[Bundle], None]
 """Writes and shows a bundle, on rank 0."""
-TAG = "benchmark"
-"""What processes wait for one another for, in messages."""
 
 
 class StoppedError(LockstepError):

@@ -11,6 +11,8 @@ from lockstep.core.errors import UsageError
 if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
 
+TAG = "benchmark"
+"""What processes wait for one another for, in messages."""
 WARM_UP = 5
 """Iterations that are not measured: in them kernels are compiled, memory is got, and caches fill."""
 ITERATIONS = 30

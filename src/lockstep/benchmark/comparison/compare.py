@@ -7,8 +7,8 @@ for, the same work in total): no figure of one rank is ever multiplied by a numb
 import math
 from collections.abc import Sequence
 
+from lockstep.benchmark.amounts import per_rank
 from lockstep.benchmark.comparison.facts import Difference, differences_of
-from lockstep.benchmark.report.amounts import per_rank
 from lockstep.benchmark.schema import Bundle, Finding, Kind, Record, Spread, TimeSplit
 from lockstep.core.errors import UsageError
 

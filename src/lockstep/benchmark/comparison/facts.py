@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from lockstep.benchmark.report.amounts import num_bytes
+from lockstep.benchmark.amounts import num_bytes
 from lockstep.benchmark.schema import Bundle, NodeHardware, Record
 
 Area = Literal["measurement", "versions", "hardware", "settings"]

@@ -7,8 +7,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.benchmark.amounts import NOTHING, digits, per_rank, plural, quantity, seconds, share
 from lockstep.benchmark.comparison.compare import Comparison, Entry, Ratio
-from lockstep.benchmark.report.amounts import NOTHING, digits, per_rank, plural, quantity, seconds, share
 
 WIDTH = 120
 """Columns, where the terminal does not say how many it has."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.benchmark.amounts import digits, plural, rate_scale, seconds, seconds_scale, share
 from lockstep.benchmark.comparison.compare import shares_of
 from lockstep.benchmark.comparison.screen import PARTS
-from lockstep.benchmark.report.amounts import digits, plural, rate_scale, seconds, seconds_scale, share
 from lockstep.benchmark.report.charts import Labels, Line, columns_chart, lines_chart, split_chart, spread_chart
 from lockstep.benchmark.report.content import Block, Cell, Chart, Column, Key, Row, Table, Words
 from lockstep.benchmark.report.plain import as_sentence

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from lockstep.benchmark.comparison.facts import describe_nodes
-from lockstep.benchmark.report.amounts import (
+from lockstep.benchmark.amounts import (
     NOTHING,
     count,
     digits,
@@ -19,6 +18,7 @@ from lockstep.benchmark.report.amounts import (
     seconds,
     share,
 )
+from lockstep.benchmark.comparison.facts import describe_nodes
 from lockstep.benchmark.report.bundle_charts import learning_chart, rank_chart, split_of_time, spread_of_iterations
 from lockstep.benchmark.report.content import Block, Cell, Column, Fact, Facts, Row, Section, Table, Text, Words
 from lockstep.benchmark.report.place_tables import device_table, exchange_table, node_table

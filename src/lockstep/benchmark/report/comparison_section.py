@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from lockstep.benchmark.amounts import NOTHING, count, digits, per_rank, plural, rate, seconds, share
 from lockstep.benchmark.comparison.compare import Comparison, Entry, Phase, compare
 from lockstep.benchmark.comparison.screen import PARTS, ratio_words
-from lockstep.benchmark.report.amounts import NOTHING, count, digits, per_rank, plural, rate, seconds, share
 from lockstep.benchmark.report.charts import Labels, Range, ranges_chart
 from lockstep.benchmark.report.content import Block, Cell, Chart, Column, Row, Section, Table, Words
 from lockstep.benchmark.schema import Bundle

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lockstep.benchmark.report.amounts import plural
+from lockstep.benchmark.amounts import plural
 from lockstep.benchmark.report.bundle_section import bundle_section
 from lockstep.benchmark.report.comparison_section import comparison_sections
 from lockstep.benchmark.report.content import Section, Words

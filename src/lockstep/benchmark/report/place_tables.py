@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from lockstep.benchmark.report.amounts import NOTHING, count, digits, num_bytes, percent, seconds
+from lockstep.benchmark.amounts import NOTHING, count, digits, num_bytes, percent, seconds
 from lockstep.benchmark.report.content import Cell, Column, Row, Table
 from lockstep.benchmark.report.plain import core_list, without_empty
 from lockstep.benchmark.schema import Bundle, DeviceUse, NodeHardware, Runtime, Use

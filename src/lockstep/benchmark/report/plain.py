@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from lockstep.benchmark.report.amounts import NOTHING
+from lockstep.benchmark.amounts import NOTHING
 from lockstep.benchmark.report.content import Cell, Column, Fact, Row, Table
 
 _MAX_TEXT = 2000

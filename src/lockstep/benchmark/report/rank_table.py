@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.benchmark.report.amounts import NOTHING, Scale, bytes_scale, count, digits, seconds, seconds_scale, within
+from lockstep.benchmark.amounts import NOTHING, Scale, bytes_scale, count, digits, seconds, seconds_scale, within
 from lockstep.benchmark.report.content import Cell, Column, Row, Table
 from lockstep.benchmark.report.plain import core_list
 from lockstep.benchmark.schema import Bundle, RankFigures, Use

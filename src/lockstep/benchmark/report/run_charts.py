@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.benchmark.report.amounts import digits, rate, seconds
+from lockstep.benchmark.amounts import digits, rate, seconds
 from lockstep.benchmark.report.charts import (
     MAX_POINTS,
     Labels,

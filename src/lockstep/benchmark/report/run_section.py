@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from lockstep.benchmark.report.amounts import NOTHING, count, digits, duration, num_bytes, plural, quantity
+from lockstep.benchmark.amounts import NOTHING, count, digits, duration, num_bytes, plural, quantity
 from lockstep.benchmark.report.content import Block, Cell, Column, Fact, Facts, Row, Section, Table, Text, Words
 from lockstep.benchmark.report.plain import (
     as_text,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lockstep.benchmark.report.amounts import NOTHING, count, digits, duration, plural, quantity
+from lockstep.benchmark.amounts import NOTHING, count, digits, duration, plural, quantity
 from lockstep.benchmark.report.charts import Labels, Line, lines_chart
 from lockstep.benchmark.report.content import Block, Cell, Chart, Column, Key, Row, Section, Table
 from lockstep.benchmark.report.plain import number_in

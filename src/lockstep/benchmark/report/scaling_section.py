@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.benchmark.amounts import NOTHING, count, per_rank, plural, quantity, rate, seconds, share
 from lockstep.benchmark.comparison.compare import shares_of
 from lockstep.benchmark.comparison.screen import PARTS
-from lockstep.benchmark.report.amounts import NOTHING, count, per_rank, plural, quantity, rate, seconds, share
 from lockstep.benchmark.report.charts import Labels, Line, columns_chart, lines_chart
 from lockstep.benchmark.report.content import Block, Cell, Chart, Column, Fact, Facts, Key, Row, Section, Table, Words
 from lockstep.benchmark.report.place_tables import node_table

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lockstep.benchmark.report.amounts import NOTHING, count, plural, seconds
+from lockstep.benchmark.amounts import NOTHING, count, plural, seconds
 from lockstep.benchmark.report.charts import Bars, Labels, bars_chart
 from lockstep.benchmark.report.content import Block, Cell, Chart, Column, Key, Row, Table
 from lockstep.benchmark.report.plain import without_empty

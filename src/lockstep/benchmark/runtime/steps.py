@@ -7,14 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockstep.benchmark.options import TAG
 from lockstep.core import beats
 
 if TYPE_CHECKING:
     from lockstep.core.types import Peers
     from lockstep.session.framework import Stepper
-
-TAG = "benchmark"
-"""What ranks wait for one another for, in messages."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Where the throughput went that a larger job should have had, and why, in words."""
 
+from lockstep.benchmark.amounts import plural
 from lockstep.benchmark.reasons.figures import NOTABLE, SEEN, is_crowded, share
-from lockstep.benchmark.report.amounts import plural
 from lockstep.benchmark.scaling.result import Interval, Losses
 from lockstep.benchmark.schema import Bundle, Finding, TimeSplit
 from lockstep.benchmark.units import duration, percent

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.benchmark.report.amounts import NOTHING, per_rank, plural, quantity, seconds
+from lockstep.benchmark.amounts import NOTHING, per_rank, plural, quantity, seconds
 from lockstep.benchmark.scaling.result import CountResult, ScalingResult
 from lockstep.benchmark.schema import TimeSplit
 

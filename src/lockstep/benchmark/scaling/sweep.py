@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from lockstep.benchmark.report.amounts import plural
+from lockstep.benchmark.amounts import plural
 from lockstep.benchmark.scaling.reasons import losses_of, reasons_at, verdict_of
 from lockstep.benchmark.scaling.result import CountResult, Interval, ScalingResult
 from lockstep.benchmark.schema import Bundle, Runtime, TimeSplit

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from lockstep.benchmark.assemble import Job, cpu_use, hardware_of, number_nodes, run_of
 from lockstep.benchmark.hardware import gpu_of, installed, own_cores, own_node
-from lockstep.benchmark.joining import TAG, Finish, Prepare
+from lockstep.benchmark.joining import Finish, Prepare
+from lockstep.benchmark.options import TAG
 from lockstep.benchmark.schema import (
     SCHEMA_VERSION,
     SCOPE_VALUES,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
+from lockstep.benchmark.options import TAG
+
 if TYPE_CHECKING:
     from lockstep.core.types import Peers
     from lockstep.learn.observer import Metrics
@@ -39,11 +41,11 @@ def measure_apart(learner: Learner, comm: Peers, num_iterations: int, *, warm_up
     training = cast(_Iterates, learner.runner)
     while training.iteration < warm_up:
         training.iterate()
-    comm.gather_text("", "benchmark")
+    comm.gather_text("", TAG)
     seconds = []
     for _ in range(num_iterations):
         began = time.perf_counter()
         training.iterate()
         seconds.append(time.perf_counter() - began)
-    comm.gather_text("", "benchmark")
+    comm.gather_text("", TAG)
     return seconds
