@@ -1,8 +1,8 @@
 """Settings every env has; a task adds its own in a subclass beside its code."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lockstep.core.config import Config
 
@@ -38,3 +38,36 @@ class EnvConfig(Config):
         0, ge=0, le=1024, description="threads of the mujoco engine; 0: the cores this process may use"
     )
     mjx: MjxConfig = MjxConfig()
+
+
+class GuestConfig(EnvConfig):
+    """An env of somebody else's, made by its own library: how long an episode is, and what the library is told."""
+
+    randomize_initial_episode_length: bool = Field(
+        False, description="let the first episodes end at different times, so that resets do not come in waves"
+    )
+    kwargs: dict[str, Any] = Field({}, description="keyword arguments of the library's own maker of the env")
+
+    @model_validator(mode="after")
+    def _has_physics_of_its_own(self) -> "GuestConfig":
+        if self.decimation != 1:
+            raise ValueError(f"decimation {self.decimation} is not to be had: the env has physics of its own")
+        if self.mjx != MjxConfig():
+            raise ValueError("mjx is not to be had: the env has physics of its own; leave its settings out")
+        return self
+
+
+class ThreadedGuestConfig(GuestConfig):
+    """The same, of a library that steps its envs in threads of its own."""
+
+    num_physics_threads: int = Field(
+        0, ge=0, le=1024, description="threads that step envs; 0: the cores this process may use"
+    )
+
+
+class GymnasiumConfig(GuestConfig):
+    """An env that Gymnasium makes."""
+
+    vectorization: Literal["auto", "sync", "async"] = Field(
+        "auto", description="how envs are stepped: sync, one after the other; async, each in a process; auto: sync"
+    )
