@@ -50,7 +50,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 lock: ## write requirements.lock anew from pyproject.toml
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
 	$(PYTHON) -m venv "$$work/venv" && \
-	"$$work/venv/bin/python" -m pip install $(PIP_FLAGS) --editable '.[dev,jax,onnx]' '$(TORCH)' && \
+	"$$work/venv/bin/python" -m pip install $(PIP_FLAGS) --editable '.[dev,jax,onnx,rsl-rl,rl-games,skrl,sb3,gymnasium,envpool,brax,gymnax,playground]' '$(TORCH)' && \
 	"$$work/venv/bin/python" -m pip freeze --exclude-editable > "$$work/frozen" && \
 	{ grep '^#' requirements.lock; grep -E -v '^(#|cuda-|triton|nvidia-[^m])' "$$work/frozen" | sed 's/+.*//'; } > "$$work/lock" && \
 	mv "$$work/lock" requirements.lock
