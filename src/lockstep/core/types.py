@@ -48,6 +48,8 @@ class ActionSpace:
 
     kind: Literal["continuous", "discrete"]
     size: int
+    limit: float = 1.0
+    """Beyond +- this a continuous action changes nothing more, since the task clips it; of use to foreign learners."""
 
 
 class Task(Protocol):

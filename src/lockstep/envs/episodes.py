@@ -29,6 +29,11 @@ class EpisodeStatistics:
         self._running.zero_()
         self._finished.zero_()
 
+    def forget(self, mask: torch.Tensor) -> None:
+        """Leave out the episodes under way in the envs of ``mask (num_envs,)``, where whole ones begin."""
+        self._running = torch.where(mask.unsqueeze(1), 0.0, self._running)
+        self._whole = self._whole | mask
+
     def add(self, terms: torch.Tensor, done: torch.Tensor) -> None:
         """Count one env step: its terms ``(num_envs, num_terms)`` and which episodes it ended ``(num_envs,)``."""
         self._running[:, :-1] += terms

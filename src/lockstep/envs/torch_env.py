@@ -75,10 +75,8 @@ class TorchEnv:
         space = task.action_space
         self._action_shape = (self.num_envs, space.size) if space.kind == "continuous" else (self.num_envs,)
         self.env_ids = first_env_id + torch.arange(self.num_envs, dtype=torch.int32, device=device)
-        self._reset_stream = Stream(seed, f"{streams}/reset", xp, device)
-        self._step_stream = Stream(seed, f"{streams}/step", xp, device)
-        self._length_stream = Stream(seed, f"{streams}/initial_episode_length", xp, device)
-        self._noise: _Noise | None = None
+        self._streams = streams
+        self.seed_streams(seed)
         self._num_rewards = len(task.reward_terms)
         self.episodes = EpisodeStatistics(self._num_rewards + len(task.metric_terms), self.num_envs, device)
         self.num_diverged = torch.zeros((), dtype=torch.int64, device=device)
@@ -88,6 +86,13 @@ class TorchEnv:
     def state(self) -> State:
         """What the task sees of all envs now, each array ``(num_envs, ...)``; not to be written to."""
         return self._state
+
+    def seed_streams(self, seed: int) -> None:
+        """Draw from the streams of another seed from now on; each env keeps the variant of its model that it has."""
+        self._reset_stream = Stream(seed, f"{self._streams}/reset", xp, self.device)
+        self._step_stream = Stream(seed, f"{self._streams}/step", xp, self.device)
+        self._length_stream = Stream(seed, f"{self._streams}/initial_episode_length", xp, self.device)
+        self._noise: _Noise | None = None
 
     # --- the steps of an episode ---------------------------------------------------------------------------------
 
@@ -102,6 +107,18 @@ class TorchEnv:
         self._state = self._initial_state(everywhere, reset_noise)
         self.observations = self.task.observations(xp, self._state, step_noise)
         self._check_observations()
+        return self.observations
+
+    def restart(self, mask: torch.Tensor) -> Observations:
+        """Break off the episodes of the envs of ``mask (num_envs,)`` bool; return the observations of all.
+
+        New ones begin, from their beginning, as after a step that ended them; the other envs stay as they are. Every
+        call counts as a step of the streams, so that no two of them start the same episode.
+        """
+        self.num_steps += 1
+        self._state, self.observations = self._begin_episodes(self._state, mask, self.observations)
+        self.episode_length = torch.where(mask, 0, self.episode_length)
+        self.episodes.forget(mask)
         return self.observations
 
     def step(self, action: torch.Tensor) -> Transition:

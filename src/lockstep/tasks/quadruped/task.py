@@ -37,7 +37,7 @@ class QuadrupedVelocity(Task):
     step of the task costs.
     """
 
-    action_space = ActionSpace("continuous", body.NUM_JOINTS)
+    action_space = ActionSpace("continuous", body.NUM_JOINTS, limit=MAX_ACTION)
     num_observations: Mapping[str, int] = {"actor": 45, "critic": 57}
     reward_terms: tuple[str, ...] = (
         "track_velocity",
