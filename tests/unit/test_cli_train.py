@@ -211,7 +211,7 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
         (["cartpole_balance", "--video", "--runner", "a:B"], "video is not available with runner a:B"),
         (["pendulum", "--runner", "nowhere.to_be:Found"], "there is no module 'nowhere'"),
         (["pendulum", "--num_gpus", "2"], "lockstep train_multigpu TASK --num_gpus N"),
-        (["pendulum", "--rl_library", "skrl"], "rl_library 'skrl' is not available"),
+        (["pendulum", "--rl_library", "skr"], "unknown rl_library 'skr'; did you mean 'skrl'?"),
         (["pendulum", "--algorithm", "sac"], "algorithm 'sac' is not available"),
         (["pendulum", "--engine", "mjx"], "engine 'mjx' is one of ml_framework jax; use --ml_framework jax"),
         (["pendulum", "--checkpoint="], "--checkpoint needs a path"),

@@ -119,6 +119,18 @@ def takes_of(setting: FieldInfo) -> Takes:
     return Takes.SWITCH if bool in kinds else Takes.ONE
 
 
+def is_inside_mapping(name: str, known: Mapping[str, FieldInfo]) -> bool:
+    """Return whether a dotted name lies in one of the settings that are mappings of whatever names, as ``library``."""
+    parts = name.split(".")
+    outer = (".".join(parts[:end]) for end in range(1, len(parts)))
+    return all(parts) and any(is_mapping(known[each]) for each in outer if each in known)
+
+
+def is_mapping(setting: FieldInfo) -> bool:
+    """Return whether a setting is a mapping of whatever names."""
+    return any(_kind(member) is dict for member in _members(setting.annotation))
+
+
 def value_of(setting: FieldInfo, words: Sequence[str]) -> Any:
     """Return the words given to a setting's flag as a value for ``merge``: text, a list of texts, None or a choice."""
     members = _members(setting.annotation)

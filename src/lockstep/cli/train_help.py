@@ -37,6 +37,15 @@ class _Options:
     config: Annotated[
         Path | None, _own("FILE", "YAML laid over the recipe and under the flags; may be repeated, later ones win")
     ] = None
+    library: Annotated[
+        str | None,
+        tyro.conf.arg(
+            name="library.NAME",
+            metavar="VALUE",
+            help="a setting of --rl_library in its own names, over what it is given for agent.*; dots lead inwards",
+            help_behavior_hint="",
+        ),
+    ] = None
     total_envs: Annotated[int | None, _own("INT", "envs of the whole job; in one process the same as --num_envs")] = (
         None
     )

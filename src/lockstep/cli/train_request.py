@@ -8,6 +8,8 @@ from typing import Any
 from lockstep.cli.arguments import (
     Arguments,
     Takes,
+    is_inside_mapping,
+    is_mapping,
     nested,
     number,
     parse,
@@ -17,7 +19,7 @@ from lockstep.cli.arguments import (
     value_of,
 )
 from lockstep.cli.usage import TRAIN_HABITS, unexpected_word, unknown_flag
-from lockstep.core.config import check_names, combine, groups, load_overlay, merge, settings, show
+from lockstep.core.config import check_names, combine, groups, load_overlay, merge, parse_value, settings, show
 from lockstep.core.errors import UsageError
 from lockstep.distributed import topology
 from lockstep.learn.config import TrainConfig, deal, envs_of_run, ranks_of_run
@@ -108,13 +110,18 @@ def flag_names() -> list[str]:
 
 
 def _lookup(config: TrainConfig, any_dotted: bool = False) -> Callable[[str], Takes]:
-    flags = {**_OWN_FLAGS, **{name: takes_of(setting) for name, setting in settings(config).items()}}
+    known = settings(config)
+    flags = {**_OWN_FLAGS, **{name: takes_of(setting) for name, setting in known.items()}}
 
     def lookup(name: str) -> Takes:
+        if name in known and is_mapping(known[name]):
+            raise UsageError(f"--{name} is a mapping: write --{name}.NAME VALUE, or give an overlay file with --config")
         if name in flags:
             return flags[name]
         if any_dotted and "." in name:
             return Takes.UNKNOWN
+        if is_inside_mapping(name, known):
+            return Takes.MANY
         raise unknown_flag(name, flags, TRAIN_HABITS, groups(config))
 
     return lookup
@@ -202,7 +209,10 @@ def _config_of_run(run_directory: Path, task: str | None) -> dict[str, Any]:
 def _settings_in(arguments: Arguments, config: TrainConfig) -> dict[str, Any]:
     """Return the settings among the flags, nested for ``merge``."""
     known = settings(config)
-    return nested({name: value_of(known[name], words) for name, words in arguments.flags.items() if name in known})
+    given = {name: value_of(known[name], words) for name, words in arguments.flags.items() if name in known}
+    # Of what stands in a mapping nobody here knows the type: it is read as an overlay file would be.
+    inside = {name: parse_value(words) for name, words in arguments.flags.items() if is_inside_mapping(name, known)}
+    return nested(given | inside)
 
 
 def _devices_of_process(values: Mapping[str, Any], recipe: TrainConfig, world_size: int) -> int:

@@ -6,7 +6,7 @@ user reads one line: which setting, what is allowed, the value seen.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -215,6 +215,15 @@ def _num_values(config: Config, name: int | str) -> int | None:
     """Return how many values a setting has, such as the two ends of a range; None if that is not fixed."""
     kind = type(config).model_fields[str(name)].annotation
     return len(get_args(kind)) if get_origin(kind) is tuple and Ellipsis not in get_args(kind) else None
+
+
+def parse_value(words: Sequence[str]) -> Any:
+    """Return what the words of a flag are in YAML: a number, true or false, a list, else the text itself."""
+    text = " ".join(words)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OverflowError, RecursionError):
+        return text
 
 
 def _read_text(path: str | Path, source: str) -> str:

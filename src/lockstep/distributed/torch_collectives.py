@@ -2,7 +2,8 @@
 
 import time
 from collections import deque
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -80,6 +81,10 @@ class Collectives:
             _Pending(dist.gather(staged, parts, 0, async_op=True), self._wait, staged, staged, tag).wait()
         return None if gathered is None else gathered.to(tensor.device)
 
+    def watching(self, tag: str, num_bytes: int) -> AbstractContextManager[None]:
+        """Return the context in which other people's code makes an exchange of its own on the same group."""
+        return self._wait.watching(tag, num_bytes)
+
     def log_to(self, path: Path) -> None:
         """Do nothing: only the debug mode keeps a log."""
 
@@ -118,6 +123,13 @@ class _WaitOnHost:
             work.wait()
         self._waits.append(Wait(tag, time.perf_counter() - began, num_bytes))
 
+    @contextmanager
+    def watching(self, tag: str, num_bytes: int) -> Iterator[None]:
+        began = time.perf_counter()
+        with beats.exchange(tag), _lost_ranks_in_words(tag):
+            yield
+        self._waits.append(Wait(tag, time.perf_counter() - began, num_bytes))
+
     def take(self) -> list[Wait]:
         taken = list(self._waits)
         self._waits.clear()
@@ -138,9 +150,14 @@ class _WaitOnDevice:
         self._pairs: deque[_Pair] = deque(maxlen=MAX_WAITS)
 
     def wait_for(self, work: dist.Work, tag: str, num_bytes: int) -> None:
+        with self.watching(tag, num_bytes):
+            work.wait()
+
+    @contextmanager
+    def watching(self, tag: str, num_bytes: int) -> Iterator[None]:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        work.wait()
+        yield
         end.record()
         self._pairs.append(_Pair(begin, end, tag, num_bytes))
         beats.exchanges_on_device(tag)  # whoever reads the result waits for it

@@ -143,6 +143,10 @@ class CheckedCollectives:
         self._agree_on("gather", tensor, tag)
         return self._collectives.gather(tensor, tag)
 
+    def watching(self, tag: str, num_bytes: int) -> contextlib.AbstractContextManager[None]:
+        """Pass on to the collectives: of other people's exchanges nothing is known beforehand."""
+        return self._collectives.watching(tag, num_bytes)
+
     def take_waits(self) -> list[Wait]:
         """Return the operations since the last call; the time of agreeing on them does not count."""
         return self._collectives.take_waits()

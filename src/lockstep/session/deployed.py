@@ -20,9 +20,11 @@ from lockstep.learn.config import PpoConfig, SacConfig
 from lockstep.learn.torch.networks import Backbone, Memory
 from lockstep.learn.torch.normalizer import Identity, Normalizer
 from lockstep.learn.torch.perceptron import Perceptron
+from lockstep.recipes.libraries import OWN
 from lockstep.session.torch_policy import TorchPolicy
 
 if TYPE_CHECKING:
+    from lockstep.learn.torch.guest import PolicyParts
     from lockstep.session.policy import Policy
 
 Head = Literal["mean", "choice", "squashed"]
@@ -44,14 +46,15 @@ class DeployedPolicy(nn.Module):
     runtime's recurrent layers make of it; with discrete actions the choice is then 0, as the policy itself has it.
     """
 
-    def __init__(
-        self, normalizer: Normalizer | Identity, memory: Memory | None, perceptron: Perceptron, head: Head
-    ) -> None:
+    def __init__(self, normalizer: nn.Module, memory: Memory | None, layers: nn.Sequential, head: Head) -> None:
         super().__init__()
+        *hidden, last = layers
+        assert isinstance(last, nn.Linear)
         self.normalizer, self.memory = normalizer, memory
-        self.hidden, self.last = nn.Sequential(*[*perceptron][:-1]), perceptron.linear_layers[-1]
+        self.hidden, self.last = nn.Sequential(*hidden), last
         self.head = head
-        self.num_observations = perceptron.linear_layers[0].in_features if memory is None else memory.layer.input_size
+        first = next(layer for layer in layers if isinstance(layer, nn.Linear))
+        self.num_observations = first.in_features if memory is None else memory.layer.input_size
         for parameter in self.parameters():
             parameter.data = parameter.data.detach().to("cpu", torch.float32, copy=True)
             parameter.requires_grad_(False)
@@ -119,14 +122,23 @@ def deploy(policy: Policy) -> Reactive | Recurrent:
         )
     if isinstance(policy, TorchPolicy):
         network = copy.deepcopy(policy.network)
+        if policy.config.rl_library != OWN:
+            parts: PolicyParts = network.parts()
+            return _put_together(*parts)
         head: Head = "mean" if network.action_space.kind == "continuous" else "choice"
         return _assemble(network.actor_normalizer, network.actor, head)
     return _from_jax(policy)
 
 
 def _assemble(normalizer: Normalizer | Identity, backbone: Backbone, head: Head) -> Reactive | Recurrent:
-    kind = Reactive if backbone.memory is None else Recurrent
-    return kind(normalizer.cpu(), backbone.memory, backbone.perceptron, head)
+    return _put_together(normalizer, backbone.memory, backbone.perceptron, head)
+
+
+def _put_together(
+    normalizer: nn.Module, memory: Memory | None, layers: nn.Sequential, head: Head
+) -> Reactive | Recurrent:
+    kind = Reactive if memory is None else Recurrent
+    return kind(normalizer.cpu(), memory, layers, head)
 
 
 def _from_jax(policy: Any) -> Reactive | Recurrent:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.core.checkpoint_files import set_aside
 from lockstep.core.errors import UsageError
 from lockstep.learn.resuming import DamagedError
+from lockstep.recipes.libraries import OWN
 from lockstep.session.framework import Content, Framework, framework_of, require_same_framework
 
 if TYPE_CHECKING:
@@ -98,9 +99,14 @@ def _set_aside(damaged: list[Path]) -> None:
 
 
 def _require_same_runner(content: Content, config: TrainConfig, path: object) -> None:
-    then, now = (
-        f"runner {runner}" if runner else "lockstep's own learner"
-        for runner in (content["config"].get("runner", ""), config.runner)
-    )
+    then, now = _learner_in_words(content["config"]), _learner_in_words(config.model_dump(mode="json"))
     if then != now:
         raise UsageError(f"checkpoint {path} is of {then}, not of {now}; go on with what made it, or start a new run")
+
+
+def _learner_in_words(config: dict[str, Any]) -> str:
+    """Return whose learner a config of plain values asks for; older ones name no library."""
+    library = config.get("rl_library", OWN)
+    if library != OWN:
+        return f"algorithm {config['algorithm']} of rl_library {library}"
+    return f"runner {config['runner']}" if config.get("runner") else "lockstep's own learner"

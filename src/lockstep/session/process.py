@@ -35,9 +35,10 @@ def prepare(config: TrainConfig, rank: int) -> None:
 
 def torch_threads(config: TrainConfig, num_cores: int) -> int:
     """Return how many threads torch is given by itself, where a rank has so many cores."""
-    agent = config.agent_as(PpoConfig)
+    agent = config.agent
     widths = [*agent.actor_hidden_dims, *agent.critic_hidden_dims]
-    widths += [] if agent.recurrent == "none" else [agent.recurrent_hidden_dim]
+    if isinstance(agent, PpoConfig) and agent.recurrent != "none":
+        widths.append(agent.recurrent_hidden_dim)
     # Threads that wait for one another after every small layer gain nothing, and lose much on a busy machine.
     return 1 if max(widths, default=0) <= SMALL_WIDTH else num_cores
 

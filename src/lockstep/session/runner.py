@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import Registry, load
 from lockstep.distributed.topology import require_distributed
+from lockstep.recipes.libraries import OWN, library_of, require_several
 
 if TYPE_CHECKING:
     from lockstep.core.types import Comm
@@ -92,6 +93,10 @@ class SessionRunner(Protocol):
 
 def make_runner(config: TrainConfig, env: TorchEnv, comm: Comm) -> SessionRunner:
     """Return what trains by this config, ready to start."""
+    if config.rl_library != OWN:
+        from lockstep.learn.torch.guest import GuestTraining
+
+        return GuestTraining(library_of(config).learners["torch"], config, env, comm)
     if not config.runner:
         own: SessionRunner = load(LEARNERS.get(config.algorithm))(config, env, comm)
         return own
@@ -101,12 +106,15 @@ def make_runner(config: TrainConfig, env: TorchEnv, comm: Comm) -> SessionRunner
 
 
 def check_learner(config: TrainConfig, world_size: int) -> None:
-    """Check lockstep's own learner, if the config has no runner. It is loaded, and torch with it.
+    """Check lockstep's own learner, if that is what the config asks for. It is loaded, and torch with it.
+
+    Another library is not loaded: some would join a process group of their own where they are imported.
 
     Raises:
         UsageError: it can't train on so many ranks, as its ``distributed_unsupported`` says.
     """
-    if not config.runner:
+    require_several(config, world_size)
+    if config.rl_library == OWN and not config.runner:
         require_distributed(load(LEARNERS.get(config.algorithm)), f"algorithm {config.algorithm}", world_size)
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lockstep.core.errors import UsageError
+from lockstep.core.registry import load
 from lockstep.core.types import Observations
 from lockstep.learn.config import PpoConfig, TrainConfig
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.networks import ActorCritic
 from lockstep.recipes.catalog import make_task
+from lockstep.recipes.libraries import OWN, library_of
 from lockstep.session.make_config import make_config
 from lockstep.session.make_env import resolve_device
+
+if TYPE_CHECKING:
+    from lockstep.learn.torch.guest import GuestLearner
 
 
 class TorchPolicy:
@@ -23,10 +29,10 @@ class TorchPolicy:
         config: of the run that trained it.
         iteration: iterations it was trained for.
         num_observations: of the group ``actor``.
-        network: the actor and critic, in evaluation mode on the device.
+        network: the actor and critic, in evaluation mode on the device; of another library the actor alone.
     """
 
-    def __init__(self, config: TrainConfig, iteration: int, network: ActorCritic) -> None:
+    def __init__(self, config: TrainConfig, iteration: int, network: Any) -> None:
         self.config, self.iteration, self.network = config, iteration, network
         self.num_observations = network.num_observations["actor"]
         self._memory: torch.Tensor | None = None
@@ -51,9 +57,10 @@ class TorchPolicy:
         with torch.no_grad():
             memory = self._memory
             if memory is None or memory.shape[1] != groups["actor"].shape[0]:
-                memory = self.network.initial_state(groups["actor"].shape[0]).actor
-            distribution, self._memory = self.network.act(groups, memory)
-            return distribution.mode()
+                memory = self.network.initial_memory(groups["actor"].shape[0])
+            actions: torch.Tensor
+            actions, self._memory = self.network.most_likely(groups, memory)
+            return actions
 
 
 def load_policy(path: Path, device: str) -> TorchPolicy:
@@ -67,6 +74,11 @@ def load_policy(path: Path, device: str) -> TorchPolicy:
     if config.runner:
         raise UsageError(f"checkpoint {path} is of runner {config.runner}, whose policy its own code alone can run")
     task = make_task(config)
+    if config.rl_library != OWN:
+        guest: GuestLearner = load(library_of(config).learners["torch"])
+        network = guest.load_policy(config, content["state"], task)
+        network.requires_grad_(False).to(resolve_device(device)).eval()
+        return TorchPolicy(config, content["iteration"], network)
     network = ActorCritic(config.agent_as(PpoConfig), dict(task.num_observations), task.action_space)
     network.cast_parameters_(torch.float64 if config.dtype == "float64" else torch.float32)
     checkpoint.load_strictly(network, content["policy"], path)

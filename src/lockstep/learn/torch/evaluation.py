@@ -1,13 +1,12 @@
 """Whole episodes under the deterministic policy."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from lockstep.core import beats
-from lockstep.core.types import Comm
+from lockstep.core.types import Comm, Observations
 from lockstep.envs.torch_env import TorchEnv
-from lockstep.learn.torch.networks import ActorCritic
 
 STEPS_BETWEEN_LOOKS = 20  # a look at the device's "all done" costs a wait, going on too long costs steps
 
@@ -21,23 +20,33 @@ class Episodes(NamedTuple):
     metric_sums: dict[str, torch.Tensor]  # metric -> (num_episodes,) float64, the sum over the episode's env steps
 
 
+class DecidesAlone(Protocol):
+    """A policy as it is evaluated, played and deployed: what it does is decided by what it sees and remembers."""
+
+    def initial_memory(self, num_envs: int) -> torch.Tensor:
+        """Return the memory in which episodes start, ``(num_parts, num_envs, size)``; without one ``(0, ...)``."""
+
+    def most_likely(self, observations: Observations, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return actions ``(num_envs, size)``, discrete ``(num_envs,)``, for raw observations; and the new memory."""
+
+
 @torch.no_grad()
-def evaluate(policy: ActorCritic, env: TorchEnv) -> Episodes:
+def evaluate(policy: DecidesAlone, env: TorchEnv) -> Episodes:
     """Run every env from a reset to the end of its first episode, with the most likely actions.
 
     The env is reset to the start of its streams, so every evaluation meets the same episodes.
     """
     beats.enter("evaluate")
     observations = env.reset()
-    state = policy.initial_state(env.num_envs).actor
+    memory = policy.initial_memory(env.num_envs)
     names = (*env.task.reward_terms, *env.task.metric_terms)
     num_rewards = len(env.task.reward_terms)
     totals = torch.zeros((env.num_envs, len(names) + 1), dtype=torch.float64, device=env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     for step in range(env.config.max_episode_steps):
         beats.enter("evaluate")
-        distribution, state = policy.act(observations, state)
-        transition = env.step(distribution.mode())
+        action, memory = policy.most_likely(observations, memory)
+        transition = env.step(action)
         totals[:, :-1] += torch.where(running.unsqueeze(1), transition.terms, 0.0)
         totals[:, -1] += running
         running &= ~transition.done

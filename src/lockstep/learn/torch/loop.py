@@ -1,20 +1,54 @@
 """The training loop: iterate, log, evaluate, save, stop."""
 
 import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
 
 from lockstep.core import beats
 from lockstep.core.errors import RunError
+from lockstep.core.interrupts import StopReason
 from lockstep.core.saves import saving
+from lockstep.core.types import Comm
 from lockstep.distributed.torch_sentinel import Sentinel
 from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.config import TrainConfig
 from lockstep.learn.observer import Metrics, NonFiniteError, nonfinite_in_words
 from lockstep.learn.observer import Observer as Observer  # where runners of the user's look for it
 from lockstep.learn.observer import Status as Status
-from lockstep.learn.torch.evaluation import evaluate, summarise
+from lockstep.learn.torch.evaluation import DecidesAlone, evaluate, summarise
 from lockstep.learn.torch.training import Training
 
 
-def train(training: Training, observer: Observer, evaluation_env: TorchEnv | None = None) -> Status:
+class Iterates(Protocol):
+    """What the loop needs of a training: ours, or one by a learner of another library."""
+
+    config: TrainConfig
+    comm: Comm
+    iteration: int
+    wall_s: float
+    stop_agreed: StopReason | None
+    save_agreed: bool
+
+    @property
+    def policy(self) -> DecidesAlone:
+        """That is evaluated."""
+
+    def iterate(self, stop_requested: Callable[[], StopReason | None], save_due: Callable[[], bool]) -> Metrics:
+        """Run one iteration and return its metrics."""
+
+    def replicated_state(self) -> dict[str, torch.Tensor]:
+        """Return everything that must be the same on every rank, by name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the content of a checkpoint."""
+
+    def failure_dict(self) -> dict[str, Any]:
+        """Return the content of a checkpoint of a training that can't go on."""
+
+
+def train(training: Iterates, observer: Observer, evaluation_env: TorchEnv | None = None) -> Status:
     """Go on training up to ``max_iterations`` of its config, or until the observer asks to stop.
 
     Args:
@@ -55,7 +89,7 @@ class PpoRunner(Training):
         return train(self, observer, evaluation_env)
 
 
-def _iterate(training: Training, observer: Observer) -> Metrics:
+def _iterate(training: Iterates, observer: Observer) -> Metrics:
     try:
         return training.iterate(lambda: observer.stop_requested, lambda: observer.save_due)
     except NonFiniteError as error:

@@ -150,6 +150,15 @@ class ActorCritic(nn.Module):
         outputs, state = self.actor.step(self.actor_normalizer(observations["actor"]), state)
         return self.distribution(outputs), state
 
+    def initial_memory(self, num_envs: int) -> torch.Tensor:
+        """Return the actor's memory at the start of episodes."""
+        return self.initial_state(num_envs).actor
+
+    def most_likely(self, observations: Observations, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the most likely actions for raw observations, and the actor's new memory."""
+        distribution, memory = self.act(observations, memory)
+        return distribution.mode(), memory
+
     def evaluate(
         self, actor_inputs: torch.Tensor, critic_inputs: torch.Tensor, state: PolicyState, done: torch.Tensor
     ) -> tuple[Distribution, torch.Tensor]:

@@ -30,6 +30,15 @@ class Agreement(NamedTuple):
     bad_ranks: list[int]  # those that met a tensor that was not finite
 
 
+class Shared(NamedTuple):
+    """An iteration over all ranks: the same on every rank."""
+
+    metrics: Metrics
+    """``num_steps`` and ``steps_per_s``, those of episodes, ``num_diverged``, and times by phase."""
+    stop: StopReason | None
+    save_due: bool
+
+
 def iteration_metrics(
     env: TorchEnv, own_iteration: OwnIteration, result: UpdateResult, comm: Comm
 ) -> tuple[Metrics, Agreement]:
@@ -44,37 +53,50 @@ def iteration_metrics(
         result: of the update; equal on all ranks.
         comm: the ranks.
     """
+    own = own_row(env, own_iteration)
+    replicated = torch.cat((result.means, torch.stack((result.gradient_norm, result.learning_rate)), result.nonfinite))
+    table, shared = _to_host(comm.gather(own, "metrics"), replicated)
+    iteration = share(env, table)
+    losses = dict(zip(RIDERS, shared, strict=False))
+    gradient_norm, learning_rate, *nonfinite = shared[len(RIDERS) :]
+    of_update: Metrics = {
+        "kl": losses.pop("kl"),
+        **{f"loss/{name}": value for name, value in losses.items()},
+        "learning_rate": learning_rate,
+        "gradient_norm": gradient_norm,
+    }
+    bad_ranks = [rank for rank, flag in enumerate(nonfinite) if flag]
+    return iteration.metrics | of_update, Agreement(iteration.stop, iteration.save_due, bad_ranks)
+
+
+def own_row(env: TorchEnv, own_iteration: OwnIteration) -> torch.Tensor:
+    """Return what this rank has to say as a row of float64; the env's sums are taken and start anew."""
     num_steps, times_s, stop, save_due = own_iteration
     flags = (stop == "interrupted", stop == "preempted", save_due)
     counts = torch.tensor([num_steps, *flags, *times_s], dtype=torch.float64, device=env.device)
     own = torch.cat((env.episodes.take(), env.num_diverged.double().reshape(1), counts))
     env.num_diverged.zero_()
-    replicated = torch.cat((result.means, torch.stack((result.gradient_norm, result.learning_rate)), result.nonfinite))
-    table, shared = _to_host(comm.gather(own, "metrics"), replicated)
+    return own
 
+
+def share(env: TorchEnv, table: list[list[float]]) -> Shared:
+    """Return what all ranks' rows come to; see ``own_row``."""
     num_phases = len(PHASES)
     *sums, interrupted, preempted, _ = _column_sums(table)[:-num_phases]
     main_save_due = table[0][-num_phases - 1] > 0
     *episode_sums, num_diverged, all_steps = sums
     times_by_rank = [row[-num_phases:] for row in table]
-    losses = dict(zip(RIDERS, shared, strict=False))
-    gradient_norm, learning_rate, *nonfinite = shared[len(RIDERS) :]
     metrics: Metrics = {
         "num_steps": int(all_steps),
         "steps_per_s": all_steps / max(sum(times) for times in times_by_rank),
         **env.summarise(episode_sums),
-        "kl": losses.pop("kl"),
-        **{f"loss/{name}": value for name, value in losses.items()},
-        "learning_rate": learning_rate,
-        "gradient_norm": gradient_norm,
         "num_diverged": int(num_diverged),
     }
     for phase, times in zip(PHASES, zip(*times_by_rank, strict=True), strict=True):
         metrics[f"time/{phase}_mean"] = sum(times) / len(times)
         metrics |= {f"time/{phase}_min": min(times), f"time/{phase}_max": max(times)}
-    stop_agreed: StopReason | None = "interrupted" if interrupted else "preempted" if preempted else None
-    bad_ranks = [rank for rank, flag in enumerate(nonfinite) if flag]
-    return metrics, Agreement(stop_agreed, main_save_due, bad_ranks)
+    stop: StopReason | None = "interrupted" if interrupted else "preempted" if preempted else None
+    return Shared(metrics, stop, main_save_due)
 
 
 def _to_host(by_rank: torch.Tensor, replicated: torch.Tensor) -> tuple[list[list[float]], list[float]]:

@@ -65,7 +65,7 @@ class Training:
         self.config, self.env, self.comm = config, env, comm
         agent = config.agent_as(PpoConfig)
         self.policy = make_policy(config, env)
-        self.total_envs, self._first_env = _place_among_envs(env, comm)
+        self.total_envs, self._first_env = place_among_envs(env, comm)
         dealer = Dealer(config.seed, env.env_ids, agent.num_mini_batches, self.policy.recurrent, agent.chunk_size)
         self.learner = Ppo(agent, self.policy, comm, dealer, autocast=config.dtype == "bfloat16")
         self.noise = ActionNoise(env, config.seed)
@@ -247,7 +247,7 @@ class Training:
         require_iterations(saved["iteration"], self.config.max_iterations, path)
 
 
-def _place_among_envs(env: TorchEnv, comm: Comm) -> tuple[int, int]:
+def place_among_envs(env: TorchEnv, comm: Comm) -> tuple[int, int]:
     """Return how many envs all ranks have, and the global id of this rank's first one.
 
     Raises:

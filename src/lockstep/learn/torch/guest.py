@@ -1,0 +1,327 @@
+"""A learner of another library as one of ours: the same loop, run directory, checks between ranks, and words.
+
+What a library brings stands in an adapter, a ``GuestLearner``: how it collects, updates and is saved. All else is here.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from lockstep.core import beats
+from lockstep.core.interrupts import StopReason
+from lockstep.core.registry import load
+from lockstep.core.rng import stream_seed
+from lockstep.core.types import Comm, Observations, Task
+from lockstep.distributed.torch_guests import guest_group
+from lockstep.distributed.torch_state import Replicated, broadcast_named, broadcast_value, require_plain, tensors_of
+from lockstep.distributed.torch_statistics import Number, reduce_metrics
+from lockstep.envs.torch_env import TorchEnv
+from lockstep.learn.config import TrainConfig
+from lockstep.learn.observer import Metrics, NonFiniteError, Observer, OwnTimes, Status, no_clock, nobody_asks
+from lockstep.learn.resuming import (
+    incomplete_in_words,
+    require_iterations,
+    require_like,
+    require_num_envs,
+    require_num_models,
+    require_parts,
+    require_task,
+)
+from lockstep.learn.torch import checkpoint, loop, sharding
+from lockstep.learn.torch.networks import Memory
+from lockstep.learn.torch.reporting import OwnIteration, own_row, share
+from lockstep.learn.torch.training import place_among_envs
+
+
+class PolicyParts(NamedTuple):
+    """A policy taken apart, for its export: what it is made of in the order in which an observation passes through."""
+
+    normalizer: nn.Module
+    """Raw observations ``(num_envs, num_observations)`` to inputs of the same shape."""
+    memory: Memory | None
+    layers: nn.Sequential
+    """The last is linear."""
+    head: Literal["mean", "choice", "squashed"]
+    """What makes an action of the last layer: nothing, the largest entry's index, or tanh of the first half."""
+
+
+class GuestPolicy(Protocol):
+    """The actor of another library, a ``torch.nn.Module``, as it is evaluated, played and exported."""
+
+    num_observations: Mapping[str, int]
+    """Sizes of the groups that it looks at; ``actor`` among them."""
+
+    def initial_memory(self, num_envs: int) -> torch.Tensor:
+        """Return the memory in which episodes start, ``(num_parts, num_envs, size)``; without one ``(0, ...)``."""
+
+    def most_likely(self, observations: Observations, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return actions and the new memory for raw observations; nothing that is trained or counted changes."""
+
+    def parts(self) -> PolicyParts:
+        """Return what it is made of.
+
+        Raises:
+            UsageError: it can't be taken apart so.
+        """
+
+
+class GuestLearner(Protocol):
+    """A learner of another library on one rank. Every rank calls the same methods in the same order.
+
+    All of it runs inside ``guest_group``: the library finds the job's process group. Beside its own exchanges it may
+    use ``comm``, and should for what it must have in common: gradients, by ``average_gradients``, and moments.
+    """
+
+    policy: Any
+    """A ``GuestPolicy``, up to date whenever an iteration is over."""
+
+    def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+        """Build networks, optimizers and buffers, in the library's own way.
+
+        torch's generator is the same on all ranks meanwhile; afterwards it is each rank's own.
+
+        Args:
+            config: of the run: ``agent`` in our words, over which ``library`` is laid in the library's.
+            env: this rank's envs, reset.
+            comm: the ranks, one or more.
+
+        Raises:
+            UsageError: what is asked for can't be, on so many ranks perhaps.
+        """
+
+    def collect(self) -> None:
+        """Step every env ``config.agent.num_steps_per_env`` times and keep what is learned from."""
+
+    def update(self) -> Mapping[str, Number]:
+        """Learn from it; return the losses and the like of this rank, means over its samples, by name.
+
+        ``kl`` and ``learning_rate`` are names that the display knows. None where nothing was learned yet.
+        """
+
+    def merge(self) -> None:
+        """Make the same on all ranks what the update did not: normalisers, counters."""
+
+    def replicated(self) -> Mapping[str, Replicated]:
+        """Return by name what is the same on every rank, for rank 0's to be sent and for the sentinel to compare."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what goes on from iteration to iteration: tensors, numbers, texts, dicts, lists, tuples."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, on every rank; tensors are on the CPU."""
+
+    def load_weights(self, state: Mapping[str, Any]) -> None:
+        """Begin with the networks, and normalisers, of a state alone."""
+
+    @staticmethod
+    def load_policy(config: TrainConfig, state: Mapping[str, Any], task: Task) -> Any:
+        """Return the ``GuestPolicy`` of a state, on the CPU, without envs and without ranks."""
+
+
+class GuestTraining:
+    """A training by a learner of another library, on this rank.
+
+    Args:
+        learner: import string of a ``GuestLearner``.
+        config: of the run.
+        env: this rank's envs; their global ids follow on those of the rank before.
+        comm: the ranks.
+
+    Attributes:
+        stop_agreed: why all ranks stop after this iteration, or None.
+        save_agreed: whether rank 0's clock asked for a checkpoint of this iteration.
+        own_times: what this rank did in this iteration; None before the first.
+    """
+
+    def __init__(self, learner: str, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+        self.config, self.env, self.comm = config, env, comm
+        self.total_envs, self._first_env = place_among_envs(env, comm)
+        self.iteration, self.env_steps, self.wall_s = 0, 0, 0.0
+        self.stop_agreed: StopReason | None = None
+        self.save_agreed = False
+        self.own_times: OwnTimes | None = None
+        with guest_group(comm):
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(stream_seed(config.seed, "policy"))
+                self.learner: GuestLearner = load(learner)(config, env, comm)
+            self._broadcast()
+
+    @property
+    def policy(self) -> GuestPolicy:
+        """The actor."""
+        policy: GuestPolicy = self.learner.policy
+        return policy
+
+    @property
+    def so_far(self) -> Metrics:
+        """The counters: iteration, env_steps and wall_s."""
+        return {"iteration": self.iteration, "env_steps": self.env_steps, "wall_s": self.wall_s}
+
+    def train(self, observer: Observer, evaluation_env: TorchEnv | None) -> Status:
+        """Go on training up to ``max_iterations``, or until the observer asks to stop."""
+        return loop.train(self, observer, evaluation_env)
+
+    def replicated_state(self) -> dict[str, torch.Tensor]:
+        """Return everything that must be the same on every rank, by name."""
+        counters = torch.tensor([self.iteration, self.env_steps], device=self.env.device)
+        return tensors_of(self.learner.replicated()) | {"counters": counters}
+
+    def _broadcast(self) -> None:
+        broadcast_named(self.learner.replicated(), self.comm)
+
+    # --- iterations ------------------------------------------------------------------------------------------------
+
+    def iterate(
+        self, stop_requested: Callable[[], StopReason | None] = nobody_asks, save_due: Callable[[], bool] = no_clock
+    ) -> Metrics:
+        """Run one iteration: collect, update, make the same on all ranks; return its metrics.
+
+        Args:
+            stop_requested: why this rank should stop, asked at the end of the iteration.
+            save_due: whether a checkpoint is due by this rank's clock.
+
+        Raises:
+            NonFiniteError: a loss or a parameter is not finite any more.
+        """
+        self.comm.take_waits()  # those of evaluations and checkpoints, which are no part of an iteration
+        beats.at_iteration(self.iteration)
+        beats.enter("rollout")
+        steps_before = self.env.num_steps
+        with guest_group(self.comm):
+            rollout_s, waits = self._timed(self.learner.collect)
+            beats.enter("update")
+            losses: dict[str, float] = {}
+            update_s, update_waits = self._timed(lambda: losses.update(_numbers(self.learner.update())))
+            merge_s, merge_waits = self._timed(self.learner.merge)
+        waits += update_waits + merge_waits
+        update_s += merge_s
+        own = OwnIteration(
+            num_steps=self.env.num_envs * _steps_since(steps_before, self.env),
+            times_s=(rollout_s, update_s, sum(wait.seconds for wait in waits)),
+            stop=stop_requested(),
+            save_due=save_due(),
+        )
+        bad = self._first_nonfinite(losses)
+        row = torch.cat((own_row(self.env, own), torch.tensor([float(bool(bad))], device=self.env.device)))
+        *_, flags = (table := self.comm.gather(row, "metrics")).unbind(1)
+        metrics, self.stop_agreed, self.save_agreed = share(self.env, table[:, :-1].tolist())
+        reduced = reduce_metrics(losses, comm=self.comm)
+        waits += self.comm.take_waits()
+        self.own_times = OwnTimes({"rollout": rollout_s, "update": update_s}, tuple(waits))
+        if flags.any():
+            raise NonFiniteError(self._first_cause(bad))
+        self.iteration += 1
+        self.env_steps += int(metrics.pop("num_steps") or 0)
+        beats.at_iteration(self.iteration)
+        return {"iteration": self.iteration, "env_steps": self.env_steps} | metrics | _named(reduced)
+
+    def _timed(self, work: Callable[[], Any]) -> tuple[float, list[Any]]:
+        """Do some work; return its seconds without waits, and the waits."""
+        began = time.perf_counter()
+        work()
+        if self.env.device.type == "cuda":
+            with beats.exchange("device"):
+                torch.cuda.synchronize(self.env.device)
+        waits = self.comm.take_waits()
+        return time.perf_counter() - began - sum(wait.seconds for wait in waits), waits
+
+    def _first_nonfinite(self, losses: Mapping[str, float]) -> str:
+        """Return the name of the first loss or tensor of this rank that is not finite; "" if all are."""
+        for name, tensor in (
+            {f"loss {name}": torch.tensor(value) for name, value in losses.items()} | self.replicated_state()
+        ).items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                return name
+        return ""
+
+    def _first_cause(self, bad: str) -> str:
+        causes = [json.loads(text) for text in self.comm.gather_text(json.dumps(bad), "diagnosis")]
+        return next(f"{text} on rank {rank}" for rank, text in enumerate(causes) if text)
+
+    # --- saving and continuing -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of the training; rank 0's has the envs of all ranks, in the order of their global ids."""
+        state = self.learner.state_dict()
+        require_plain(state, "state")
+        envs = sharding.gather(self._env_rows(), self.comm, self.env.device)
+        return {
+            "format": checkpoint.FORMAT,
+            "ml_framework": "torch",
+            "task": self.config.task,
+            "config": self.config.model_dump(mode="json"),
+            "num_models": self.env.task.num_models,
+            "policy": {},  # where lockstep's own learner has its network
+            "state": state,
+            "env": envs | {"num_steps": self.env.num_steps},
+            **self.so_far,
+        }
+
+    def failure_dict(self) -> dict[str, Any]:
+        """Return ``state_dict``."""
+        return self.state_dict()
+
+    def _env_rows(self) -> sharding.Nest:
+        return {name: value for name, value in self.env.state_dict().items() if name != "num_steps"}
+
+    def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
+        """Begin with the networks and normalisers of a checkpoint; only rank 0 has its content."""
+        self.comm.on_main(lambda: self._require_fit(saved, path), "checkpoint")
+        with guest_group(self.comm):
+            self.learner.load_weights(broadcast_value(None if saved is None else saved["state"], comm=self.comm))
+            self._broadcast()
+
+    def load_state_dict(self, saved: Mapping[str, Any] | None, path: object) -> None:
+        """Continue where ``state_dict`` was taken, on any number of ranks; only rank 0 has its content.
+
+        Raises:
+            UsageError: of another task, library, or number of envs or models, or not complete.
+        """
+        self.comm.on_main(lambda: self._require_whole(saved, path), "checkpoint")
+        names = ("state", *self.so_far)
+        given = None if saved is None else {name: saved[name] for name in names} | {"steps": saved["env"]["num_steps"]}
+        shared = broadcast_value(given, comm=self.comm)
+        with guest_group(self.comm):
+            self.learner.load_state_dict(shared["state"])
+            self._broadcast()
+        rows = None if saved is None else {name: saved["env"][name] for name in self._env_rows()}
+        envs = sharding.deal(rows, self._env_rows(), self.total_envs, self._first_env, self.comm, self.env.device)
+        self.env.load_state_dict(envs | {"num_steps": shared["steps"]})
+        self.iteration, self.env_steps, self.wall_s = (shared[name] for name in self.so_far)
+
+    def _require_fit(self, saved: Mapping[str, Any] | None, path: object) -> str:
+        assert saved is not None
+        require_task(saved, self.config.task, path)
+        require_parts(saved, ("state",), path)
+        return ""
+
+    def _require_whole(self, saved: Mapping[str, Any] | None, path: object) -> str:
+        assert saved is not None
+        with incomplete_in_words(path):
+            self._require_fit(saved, path)
+            require_parts(saved, ("env", "num_models", *self.so_far), path)
+            require_num_models(saved, self.env.task.num_models, path)
+            num_envs = saved["env"]["episode_length"].shape[0]
+            require_num_envs(num_envs, self.total_envs, path)
+            require_like(saved["env"], sharding.with_rows(self._env_rows(), num_envs), path, "env")
+            require_iterations(saved["iteration"], self.config.max_iterations, path)
+        return ""
+
+
+def _steps_since(before: int, env: TorchEnv) -> int:
+    """Return the env steps since the count was ``before``; an env that was reset counts from 0 again."""
+    return env.num_steps - before if env.num_steps >= before else env.num_steps
+
+
+def _numbers(values: Mapping[str, Number]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
+
+
+def _named(reduced: Mapping[str, float]) -> Metrics:
+    """Return the learner's numbers as ``metrics.jsonl`` has them."""
+    known = ("kl", "learning_rate", "gradient_norm")
+    return {name if name in known or "/" in name else f"loss/{name}": value for name, value in reduced.items()}
