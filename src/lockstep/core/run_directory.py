@@ -79,7 +79,8 @@ class RunDirectory:
             UsageError: a bad run name, or a log root that can't be written to; nothing is left behind.
         """
         _check_name("run_name", run_name)
-        _check_name("task", task)
+        for part in task.split("/"):  # a folder for each part of such as gymnasium/HalfCheetah-v5
+            _check_name("task", part)
         parent = Path(log_root) / task
         hidden = parent / f"{_UNPUBLISHED_PREFIX}{secrets.token_hex(8)}"
         with _nothing_left_behind(parent, hidden):

@@ -3,48 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.core.errors import UsageError
-from lockstep.core.registry import Registry, load
+from lockstep.core.registry import load
 from lockstep.distributed.topology import require_distributed
+from lockstep.envs.config import GuestConfig
+from lockstep.recipes.entries import DEFAULT_ALGORITHM as DEFAULT_ALGORITHM
+from lockstep.recipes.entries import TaskEntry as TaskEntry
+from lockstep.recipes.libraries import OWN, algorithms_of, check_algorithm_name, check_library, require_several
+from lockstep.recipes.task_registry import TaskRegistry
 
 if TYPE_CHECKING:
     from lockstep.core.types import Task
     from lockstep.learn.config import TrainConfig
 
 
-@dataclass(frozen=True)
-class TaskEntry:
-    """A task by import strings, so that listing tasks loads nothing."""
-
-    name: str
-    description: str
-    task: str
-    """Import string of the task class, constructed as ``TaskClass(config.env)``."""
-    recipe: str
-    """Import string of a function without arguments that returns the task's full ``TrainConfig``, for PPO."""
-    engines: tuple[str, ...]
-    """The engines it runs on with torch, the default first; ``engines_of`` knows those of every framework."""
-    other_recipes: Mapping[str, str] = field(default_factory=dict)
-    """The same as ``recipe``, for each algorithm besides PPO."""
-
-    @property
-    def recipes(self) -> dict[str, str]:
-        """Import strings of all recipes by algorithm, the default first."""
-        return {DEFAULT_ALGORITHM: self.recipe, **self.other_recipes}
-
-
-DEFAULT_ALGORITHM = "ppo"
-ALGORITHMS = {"torch": ("ppo",), "jax": ("ppo", "sac")}
-"""What each framework has a learner for."""
+ALGORITHMS = algorithms_of(OWN)
+"""What lockstep has a learner of its own for, by framework."""
 _JAX_PACKAGES = ("jax", "flax", "optax", "orbax")
 _JAX_ONLY = ("enable_multi_devices", "num_devices", "enable_jit")
 
-TASKS: Registry[TaskEntry] = Registry("task")
+TASKS = TaskRegistry("task")
 
 for _entry in (
     TaskEntry(
@@ -85,14 +66,23 @@ for _entry in (
 def recipe_of(task: str, algorithm: str = DEFAULT_ALGORITHM) -> TrainConfig:
     """Return the full config that a task is trained with by an algorithm.
 
+    An algorithm that only other libraries have gets the task's recipe with the algorithm's own defaults.
+
     Raises:
         UsageError: an unknown task, or one that has no recipe for the algorithm.
     """
-    recipes = TASKS.get(task).recipes
-    if algorithm not in recipes:
-        raise UsageError(f"algorithm {algorithm!r} is not available: task {task} has recipes for {', '.join(recipes)}")
-    recipe: TrainConfig = load(recipes[algorithm])()
-    return recipe
+    entry = TASKS.get(task)
+    recipes = entry.recipes
+    check_algorithm_name(algorithm)
+    if algorithm in recipes:
+        recipe: TrainConfig = load(recipes[algorithm])(*entry.arguments)
+        return recipe
+    from lockstep.learn.agent_config import AGENTS
+
+    if algorithm in AGENTS and not any(algorithm in known for known in ALGORITHMS.values()):
+        basis: TrainConfig = load(recipes[DEFAULT_ALGORITHM])(*entry.arguments)
+        return basis.model_copy(update={"algorithm": algorithm, "agent": AGENTS[algorithm]()})
+    raise UsageError(f"algorithm {algorithm!r} is not available: task {task} has recipes for {', '.join(recipes)}")
 
 
 def engines_of(task: str, ml_framework: str, on_gpu: bool = False) -> tuple[str, ...]:
@@ -103,8 +93,9 @@ def engines_of(task: str, ml_framework: str, on_gpu: bool = False) -> tuple[str,
         ml_framework: ``torch`` or ``jax``.
         on_gpu: whether the device is a GPU: there ``mjx`` comes before ``mujoco``, whose physics run on the CPU.
     """
-    engines = TASKS.get(task).engines
-    if ml_framework == "torch":
+    entry = TASKS.get(task)
+    engines = entry.engines
+    if ml_framework == "torch" or entry.suite is not None:
         return engines
     own = tuple(name for name in engines if name == "analytic")
     if "mujoco" not in engines:
@@ -118,7 +109,8 @@ def make_task(config: TrainConfig) -> Task:
     Raises:
         UsageError: an unknown task.
     """
-    task: Task = load(TASKS.get(config.task).task)(config.env)
+    entry = TASKS.get(config.task)
+    task: Task = load(entry.task)(*entry.arguments, config.env)
     return task
 
 
@@ -138,7 +130,8 @@ def require_model(config: TrainConfig) -> Path:
 
 
 def check_distributed(config: TrainConfig, world_size: int) -> None:
-    """Raise UsageError if the config's task says that it can't train on several ranks (``distributed_unsupported``)."""
+    """Raise UsageError if the config's task, or its library's algorithm, says that it can't train on several ranks."""
+    require_several(config, world_size)
     require_distributed(load(TASKS.get(config.task).task), f"task {config.task}", world_size)
 
 
@@ -158,8 +151,8 @@ def check_offered(config: TrainConfig) -> None:
         UsageError: no such framework, library, algorithm or engine, or a setting of another framework.
     """
     framework = config.ml_framework
-    _require("rl_library", config.rl_library, ("lockstep",), "this version of lockstep")
-    _check_algorithm(config.algorithm, framework)
+    _check_suite(config)
+    check_library(config)
     if framework == "torch" and config.engine in {*engines_of(config.task, "jax")} - {
         *engines_of(config.task, "torch")
     }:
@@ -171,6 +164,24 @@ def check_offered(config: TrainConfig) -> None:
         _require_packages(framework)
     _check_mjx_settings(config)
     _check_video(config)
+
+
+def _check_suite(config: TrainConfig) -> None:
+    """Check what the env of a suite asks of the rest: its framework, and no engine of ours."""
+    suite = TASKS.get(config.task).suite
+    if suite is None:
+        return
+    if config.ml_framework != suite.framework:
+        raise UsageError(
+            f"task {config.task} is for ml_framework {suite.framework}, not {config.ml_framework}; use --ml_framework "
+            f"{suite.framework}"
+        )
+    if config.engine != "auto":
+        raise UsageError(
+            f"engine {config.engine!r} is not available: task {config.task} has physics of its own; leave --engine out"
+        )
+    if not isinstance(config.env, GuestConfig):
+        raise UsageError(f"env of task {config.task} is a {type(config.env).__name__}; begin with the task's recipe")
 
 
 def _check_mjx_settings(config: TrainConfig) -> None:
@@ -197,16 +208,6 @@ def _check_video(config: TrainConfig) -> None:
         raise UsageError(f"video is not available with runner {config.runner}; leave --video out")
     if config.video:
         require_model(config)
-
-
-def _check_algorithm(algorithm: str, framework: str) -> None:
-    if algorithm not in ALGORITHMS[framework]:
-        other = next((name for name, known in ALGORITHMS.items() if algorithm in known), None)
-        if other is not None:
-            raise UsageError(
-                f"algorithm {algorithm!r} is not available with ml_framework {framework}; use --ml_framework {other}"
-            )
-        _require("algorithm", algorithm, ALGORITHMS[framework], "this version of lockstep", framework)
 
 
 def _require(name: str, value: str, choices: tuple[str, ...], where: str, framework: str = "torch") -> None:

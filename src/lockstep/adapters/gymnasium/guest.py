@@ -1,0 +1,140 @@
+"""Envs that Gymnasium makes, stepped together: one after the other, or each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from lockstep.adapters.gymnasium.specs import decoder, encoder, facts_of, make_in_worker, make_one
+from lockstep.envs.config import GymnasiumConfig
+from lockstep.envs.guest_env import GuestBatch, GuestEnv, GuestStep, NoEnvs
+from lockstep.envs.guest_task import GuestTask
+
+
+def make_env(
+    env_id: str,
+    task: GuestTask,
+    config: GymnasiumConfig,
+    *,
+    num_envs: int,
+    first_env_id: int,
+    seed: int,
+    streams: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_threads: int,
+) -> GuestEnv:
+    """Return this process's envs; see ``session/make_env.py``. Threads are not used."""
+    kind = AsyncEnvs if config.vectorization == "async" else SyncEnvs
+    batch: GuestBatch = NoEnvs(task.num_observations["actor"])
+    if num_envs:
+        batch = kind(env_id, config, num_envs)
+    return GuestEnv(
+        task,
+        batch,
+        config,
+        num_envs=num_envs,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        first_env_id=first_env_id,
+        streams=streams,
+    )
+
+
+class _Envs:
+    """What both kinds of envs have: nothing to tell of warnings."""
+
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """Nothing: envs tell of warnings in ways of their own."""
+        return {}
+
+    def log_to(self, path: Path) -> None:
+        """Leave the envs' own words where they go."""
+
+
+class SyncEnvs(_Envs):
+    """Envs in this process, one after the other.
+
+    Args:
+        env_id: which.
+        config: time limit and keyword arguments.
+        num_envs: how many, one at least.
+    """
+
+    def __init__(self, env_id: str, config: GymnasiumConfig, num_envs: int) -> None:
+        facts = facts_of(env_id, config.kwargs)
+        self._encode, self._decode = encoder(facts.observation_space), decoder(facts.action_space)
+        self._envs = [make_one(env_id, config.max_episode_steps, config.kwargs) for _ in range(num_envs)]
+
+    def start(self, seeds: np.ndarray) -> np.ndarray:
+        """Reset every env with its seed."""
+        return self.restart(np.arange(len(self._envs)), seeds)
+
+    def restart(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        """Reset the envs of ``rows`` with their seeds."""
+        pairs = zip(rows.tolist(), seeds.tolist(), strict=True)
+        return np.stack([self._encode(self._envs[row].reset(seed=seed)[0]) for row, seed in pairs])
+
+    def step(self, actions: np.ndarray) -> GuestStep:
+        """Step every env."""
+        pairs = zip(self._envs, self._decode(actions), strict=True)
+        observations, rewards, terminated, truncated, _ = zip(*(env.step(action) for env, action in pairs), strict=True)
+        return GuestStep(
+            np.stack([self._encode(observation) for observation in observations]),
+            np.array(rewards, dtype=np.float64),
+            np.array(terminated, dtype=bool),
+            np.array(truncated, dtype=bool),
+        )
+
+    def close(self) -> None:
+        """Close every env."""
+        for env in self._envs:
+            env.close()
+
+
+class AsyncEnvs(_Envs):
+    """Envs in processes of their own, by Gymnasium's ``AsyncVectorEnv``, which starts no episode by itself here.
+
+    Args:
+        env_id: which.
+        config: time limit and keyword arguments.
+        num_envs: how many, one at least.
+    """
+
+    def __init__(self, env_id: str, config: GymnasiumConfig, num_envs: int) -> None:
+        self._decode = decoder(facts_of(env_id, config.kwargs).action_space)
+        self._num_envs = num_envs
+        make = partial(make_in_worker, env_id, config.max_episode_steps, config.kwargs)
+        # A fork of this process would take over the locks of torch's threads, held or not.
+        self._envs = AsyncVectorEnv([make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED)
+
+    def start(self, seeds: np.ndarray) -> np.ndarray:
+        """Reset every env with its seed."""
+        observations, _ = self._envs.reset(seed=seeds.tolist())
+        return np.asarray(observations)
+
+    def restart(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        """Reset the envs of ``rows`` with their seeds."""
+        mask = np.zeros(self._num_envs, dtype=bool)
+        mask[rows] = True
+        of_all: list[int | None] = [None] * self._num_envs
+        for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+            of_all[row] = seed
+        observations, _ = self._envs.reset(seed=of_all, options={"reset_mask": mask})
+        return np.asarray(observations)[rows]
+
+    def step(self, actions: np.ndarray) -> GuestStep:
+        """Step every env, all at once."""
+        observations, rewards, terminated, truncated, _ = self._envs.step(self._decode(actions))
+        return GuestStep(np.asarray(observations), rewards, terminated, truncated)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._envs.close()

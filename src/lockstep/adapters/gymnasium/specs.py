@@ -1,0 +1,189 @@
+"""What Gymnasium tells of an env by its id, and how one is made."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs import registration
+
+from lockstep.core.errors import UsageError, in_one_line, nearest
+from lockstep.core.types import ActionSpace
+from lockstep.envs.config import GuestConfig
+from lockstep.envs.guest_actions import BoundedActions
+from lockstep.envs.guest_task import GuestTask
+
+_PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+
+
+class Facts(NamedTuple):
+    """What is known of an env once one was made."""
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    step_duration_s: float
+
+
+def check(env_id: str) -> None:
+    """Raise UsageError if Gymnasium knows no env of that id."""
+    spec_of(env_id)
+
+
+def spec_of(env_id: str) -> registration.EnvSpec:
+    """Return how Gymnasium makes an env; ``module:Id-v0`` imports the module, which may be in the current folder.
+
+    Raises:
+        UsageError: it knows no such env; with the nearest that it knows.
+    """
+    if ":" in env_id and not {"", str(Path.cwd())} & set(sys.path):  # the command lockstep has not the folder there
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return gymnasium.spec(env_id)
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.MalformedEnvironmentName):
+        raise UsageError(f"Gymnasium knows no env {env_id!r}{_guess(env_id)}") from None
+    except Exception as error:
+        raise UsageError(f"Gymnasium can't find env {env_id!r}: {in_one_line(error)}") from error
+
+
+def make_one(env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Return an env with that time limit."""
+    return gymnasium.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
+
+
+def make_in_worker(env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Return an env of a process of its own, with its observations flattened.
+
+    An interrupt of the terminal reaches all of its processes; it is the training's to end what it has begun.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return gymnasium.wrappers.FlattenObservation(make_one(env_id, max_episode_steps, kwargs))
+
+
+def make_task(env_id: str, config: GuestConfig) -> GuestTask:
+    """Return the sizes of an env.
+
+    Raises:
+        UsageError: it can't be made, or its observations or actions are of a kind that no policy here deals with.
+    """
+    facts = facts_of(env_id, config.kwargs)
+    return GuestTask(
+        policy_space(facts.action_space, env_id),
+        dict.fromkeys(("actor", "critic"), num_observations(facts.observation_space, env_id)),
+        step_duration_s=facts.step_duration_s,
+    )
+
+
+def facts_of(env_id: str, kwargs: Mapping[str, Any]) -> Facts:
+    """Return what an env made with these keyword arguments tells of itself.
+
+    Raises:
+        UsageError: it can't be made.
+    """
+    return _facts_of(env_id, json.dumps(kwargs))
+
+
+@cache
+def _facts_of(env_id: str, kwargs: str) -> Facts:
+    given = json.loads(kwargs)
+    try:
+        env = make_one(env_id, spec_of(env_id).max_episode_steps or -1, given)
+    except UsageError:
+        raise
+    except Exception as error:
+        hint = f"; env.kwargs are {kwargs}" if given else ""
+        raise UsageError(f"Gymnasium can't make env {env_id!r}: {in_one_line(error)}{hint}") from error
+    try:
+        return Facts(env.observation_space, env.action_space, _step_duration_s(env))
+    finally:
+        env.close()
+
+
+def num_observations(space: gymnasium.Space[Any], env_id: str) -> int:
+    """Return how many numbers an observation of the space is made of.
+
+    Raises:
+        UsageError: no fixed number.
+    """
+    _check_observations(space, env_id)
+    return int(spaces.utils.flatdim(space))
+
+
+def encoder(space: gymnasium.Space[Any]) -> Callable[[Any], np.ndarray]:
+    """Return what makes one flat array of an observation: arrays as they are, choices as one number for each."""
+    if isinstance(space, spaces.Box):
+        return lambda observation: np.asarray(observation).reshape(-1)
+    return lambda observation: np.asarray(spaces.utils.flatten(space, observation))
+
+
+def policy_space(space: gymnasium.Space[Any], env_id: str) -> ActionSpace:
+    """Return the actions of a policy for an env's space of actions.
+
+    Raises:
+        UsageError: neither an array of real numbers nor one choice.
+    """
+    if isinstance(space, spaces.Discrete):
+        return ActionSpace("discrete", int(space.n))
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.shape != (0,):
+        return ActionSpace("continuous", int(np.prod(space.shape, dtype=np.int64)))
+    raise UsageError(
+        f"task gymnasium/{env_id} has actions of kind {_in_words(space)}; a policy here gives real numbers (Box) or one "
+        "choice (Discrete)"
+    )
+
+
+def decoder(space: gymnasium.Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what makes the env's actions, one after the other, of those of a policy for all envs."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda actions: actions + start
+    assert isinstance(space, spaces.Box)
+    return BoundedActions(space.low, space.high, space.shape, space.dtype)
+
+
+def _check_observations(space: gymnasium.Space[Any], env_id: str) -> None:
+    if isinstance(space, spaces.Dict):
+        for inner in space.spaces.values():
+            _check_observations(inner, env_id)
+    elif isinstance(space, spaces.Tuple):
+        for inner in space.spaces:
+            _check_observations(inner, env_id)
+    elif not isinstance(space, _PLAIN):
+        raise UsageError(
+            f"task gymnasium/{env_id} has observations of kind {_in_words(space)}; a policy here takes a fixed number "
+            "of real numbers (Box, Discrete, MultiBinary, MultiDiscrete, and Dict or Tuple of these)"
+        )
+
+
+def _in_words(space: gymnasium.Space[Any]) -> str:
+    dtype = f" of {space.dtype}" if isinstance(space, spaces.Box) else ""
+    return f"{type(space).__name__}{dtype}"
+
+
+def _step_duration_s(env: gymnasium.Env[Any, Any]) -> float:
+    """Return the simulated seconds of a step: the env's ``dt``, or what it would be shown at; 0 if it tells neither."""
+    for name in ("dt", "tau"):
+        value = getattr(env.unwrapped, name, None)
+        if isinstance(value, int | float) and 0 < value < np.inf:
+            return float(value)
+    frames_per_s = env.metadata.get("render_fps")
+    return 1.0 / float(frames_per_s) if isinstance(frames_per_s, int | float) and frames_per_s > 0 else 0.0
+
+
+def _guess(env_id: str) -> str:
+    """Return the id that was meant: the newest version of the same env, or the nearest name."""
+    try:
+        namespace, name, _ = registration.parse_env_id(env_id)
+    except gymnasium.error.Error:
+        return nearest(env_id, registration.registry)
+    version = registration.find_highest_version(namespace, name)
+    if version is not None:
+        return f"; did you mean '{registration.get_env_id(namespace, name, version)}'?"
+    return nearest(env_id, reversed(sorted(registration.registry)))
