@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep import distributed
+    from lockstep.session.env_faces import make_gymnasium_env, make_gymnasium_vector_env, make_rsl_rl_env
     from lockstep.session.export import Exported, export
+    from lockstep.session.gymnasium_envs import register_gymnasium_envs
     from lockstep.session.init import Place, init
     from lockstep.session.make_config import make_config
     from lockstep.session.make_env import make_env
@@ -34,7 +36,11 @@ __all__ = [
     "load_policy",
     "make_config",
     "make_env",
+    "make_gymnasium_env",
+    "make_gymnasium_vector_env",
+    "make_rsl_rl_env",
     "play",
+    "register_gymnasium_envs",
     "train",
 ]
 
@@ -49,7 +55,11 @@ _HOMES = {
     "load_policy": "lockstep.session.policy",
     "make_config": "lockstep.session.make_config",
     "make_env": "lockstep.session.make_env",
+    "make_gymnasium_env": "lockstep.session.env_faces",
+    "make_gymnasium_vector_env": "lockstep.session.env_faces",
+    "make_rsl_rl_env": "lockstep.session.env_faces",
     "play": "lockstep.session.play",
+    "register_gymnasium_envs": "lockstep.session.gymnasium_envs",
     "train": "lockstep.session.train",
 }
 
