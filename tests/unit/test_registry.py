@@ -73,8 +73,6 @@ def test_the_catalog_lists_the_tasks_without_loading_them() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
-        ("rl_library", "skrl", "this version of lockstep has lockstep"),
-        ("algorithm", "dqn", "this version of lockstep has ppo"),
         ("engine", "warp", "task cartpole_balance has auto, mujoco"),
     ],
 )

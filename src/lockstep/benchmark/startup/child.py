@@ -148,13 +148,15 @@ def start(values: dict[str, Any], clock: PhaseClock) -> ProcessStart:
 def _import(values: dict[str, Any]) -> Framework:
     """Load what a training loads before it begins, and return the framework."""
     from lockstep.core.registry import load
+    from lockstep.recipes.libraries import OWN
     from lockstep.session.framework import FRAMEWORKS
 
     importlib.import_module("lockstep.session.train")
     name = values["ml_framework"]
     framework: Framework = load(FRAMEWORKS.get(name).framework)
     load(_BUILDERS[name])  # which imports what builds envs and learners
-    if not values["runner"]:
+    # Another library is imported where it finds the ranks met: its time is the learner's.
+    if values["rl_library"] == OWN and not values["runner"]:
         learners = "lockstep.session.runner:LEARNERS" if name == "torch" else "lockstep.session.jax_session:ALGORITHMS"
         load(load(learners).get(values["algorithm"]))
     return framework

@@ -6,14 +6,15 @@ from itertools import pairwise
 from lockstep.benchmark.schema import Work
 from lockstep.core.types import Task
 from lockstep.learn.config import PpoConfig, TrainConfig
+from lockstep.recipes.libraries import OWN
 
 _GATES = {"none": 0, "gru": 3, "lstm": 4}
 
 
 def work_of(config: TrainConfig, task: Task) -> Work | None:
-    """Return the work of an iteration; None where the learner is the user's, or of an algorithm without such counts."""
+    """Return the work of an iteration; None where the learner is not ours, or of an algorithm without such counts."""
     agent = config.agent
-    if config.runner or not isinstance(agent, PpoConfig):
+    if config.runner or config.rl_library != OWN or not isinstance(agent, PpoConfig):
         return None
     space = task.action_space
     actor = _layers(agent, task.num_observations["actor"], agent.actor_hidden_dims, space.size)
