@@ -6,7 +6,7 @@ import torch
 
 from lockstep.core import beats
 from lockstep.core.types import Comm, Observations
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 
 STEPS_BETWEEN_LOOKS = 20  # a look at the device's "all done" costs a wait, going on too long costs steps
 
@@ -31,7 +31,7 @@ class DecidesAlone(Protocol):
 
 
 @torch.no_grad()
-def evaluate(policy: DecidesAlone, env: TorchEnv) -> Episodes:
+def evaluate(policy: DecidesAlone, env: BatchEnv) -> Episodes:
     """Run every env from a reset to the end of its first episode, with the most likely actions.
 
     The env is reset to the start of its streams, so every evaluation meets the same episodes.

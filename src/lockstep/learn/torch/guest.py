@@ -19,7 +19,7 @@ from lockstep.core.types import Comm, Observations, Task
 from lockstep.distributed.torch_guests import guest_group
 from lockstep.distributed.torch_state import Replicated, broadcast_named, broadcast_value, require_plain, tensors_of
 from lockstep.distributed.torch_statistics import Number, reduce_metrics
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.observer import Metrics, NonFiniteError, Observer, OwnTimes, Status, no_clock, nobody_asks
 from lockstep.learn.resuming import (
@@ -79,7 +79,7 @@ class GuestLearner(Protocol):
     policy: Any
     """A ``GuestPolicy``, up to date whenever an iteration is over."""
 
-    def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+    def __init__(self, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
         """Build networks, optimizers and buffers, in the library's own way.
 
         torch's generator is the same on all ranks meanwhile; afterwards it is each rank's own.
@@ -137,7 +137,7 @@ class GuestTraining:
         own_times: what this rank did in this iteration; None before the first.
     """
 
-    def __init__(self, learner: str, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+    def __init__(self, learner: str, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
         self.config, self.env, self.comm = config, env, comm
         self.total_envs, self._first_env = place_among_envs(env, comm)
         self.iteration, self.env_steps, self.wall_s = 0, 0, 0.0
@@ -161,7 +161,7 @@ class GuestTraining:
         """The counters: iteration, env_steps and wall_s."""
         return {"iteration": self.iteration, "env_steps": self.env_steps, "wall_s": self.wall_s}
 
-    def train(self, observer: Observer, evaluation_env: TorchEnv | None) -> Status:
+    def train(self, observer: Observer, evaluation_env: BatchEnv | None) -> Status:
         """Go on training up to ``max_iterations``, or until the observer asks to stop."""
         return loop.train(self, observer, evaluation_env)
 
@@ -312,7 +312,7 @@ class GuestTraining:
         return ""
 
 
-def _steps_since(before: int, env: TorchEnv) -> int:
+def _steps_since(before: int, env: BatchEnv) -> int:
     """Return the env steps since the count was ``before``; an env that was reset counts from 0 again."""
     return env.num_steps - before if env.num_steps >= before else env.num_steps
 

@@ -12,7 +12,7 @@ from lockstep.core.interrupts import StopReason
 from lockstep.core.saves import saving
 from lockstep.core.types import Comm
 from lockstep.distributed.torch_sentinel import Sentinel
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.observer import Metrics, NonFiniteError, nonfinite_in_words
 from lockstep.learn.observer import Observer as Observer  # where runners of the user's look for it
@@ -48,7 +48,7 @@ class Iterates(Protocol):
         """Return the content of a checkpoint of a training that can't go on."""
 
 
-def train(training: Iterates, observer: Observer, evaluation_env: TorchEnv | None = None) -> Status:
+def train(training: Iterates, observer: Observer, evaluation_env: BatchEnv | None = None) -> Status:
     """Go on training up to ``max_iterations`` of its config, or until the observer asks to stop.
 
     Args:
@@ -84,7 +84,7 @@ def train(training: Iterates, observer: Observer, evaluation_env: TorchEnv | Non
 class PpoRunner(Training):
     """The learner as the session runs it; ``train`` is the function above."""
 
-    def train(self, observer: Observer, evaluation_env: TorchEnv | None) -> Status:
+    def train(self, observer: Observer, evaluation_env: BatchEnv | None) -> Status:
         """Go on training up to ``max_iterations``, or until the observer asks to stop."""
         return train(self, observer, evaluation_env)
 

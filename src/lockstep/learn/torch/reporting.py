@@ -6,7 +6,7 @@ import torch
 
 from lockstep.core.interrupts import StopReason
 from lockstep.core.types import Comm
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.observer import Metrics as Metrics
 from lockstep.learn.torch.ppo import RIDERS, UpdateResult
 
@@ -40,7 +40,7 @@ class Shared(NamedTuple):
 
 
 def iteration_metrics(
-    env: TorchEnv, own_iteration: OwnIteration, result: UpdateResult, comm: Comm
+    env: BatchEnv, own_iteration: OwnIteration, result: UpdateResult, comm: Comm
 ) -> tuple[Metrics, Agreement]:
     """Return the metrics over all ranks, and what the ranks agree on.
 
@@ -69,7 +69,7 @@ def iteration_metrics(
     return iteration.metrics | of_update, Agreement(iteration.stop, iteration.save_due, bad_ranks)
 
 
-def own_row(env: TorchEnv, own_iteration: OwnIteration) -> torch.Tensor:
+def own_row(env: BatchEnv, own_iteration: OwnIteration) -> torch.Tensor:
     """Return what this rank has to say as a row of float64; the env's sums are taken and start anew."""
     num_steps, times_s, stop, save_due = own_iteration
     flags = (stop == "interrupted", stop == "preempted", save_due)
@@ -79,7 +79,7 @@ def own_row(env: TorchEnv, own_iteration: OwnIteration) -> torch.Tensor:
     return own
 
 
-def share(env: TorchEnv, table: list[list[float]]) -> Shared:
+def share(env: BatchEnv, table: list[list[float]]) -> Shared:
     """Return what all ranks' rows come to; see ``own_row``."""
     num_phases = len(PHASES)
     *sums, interrupted, preempted, _ = _column_sums(table)[:-num_phases]

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.core import beats
 from lockstep.core.rng import Stream
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.torch.networks import ActorCritic, PolicyState
 
 
@@ -35,7 +35,7 @@ class Rollout(NamedTuple):
         return self.terminated | self.truncated
 
 
-def allocate(num_steps: int, env: TorchEnv) -> Rollout:
+def allocate(num_steps: int, env: BatchEnv) -> Rollout:
     """Return empty buffers for ``num_steps`` steps of the env."""
     space, sizes = env.task.action_space, env.task.num_observations
     continuous = space.kind == "continuous"
@@ -59,7 +59,7 @@ def allocate(num_steps: int, env: TorchEnv) -> Rollout:
 class ActionNoise:
     """The noise that actions are sampled with, keyed by global env id and env step, drawn per rollout."""
 
-    def __init__(self, env: TorchEnv, seed: int) -> None:
+    def __init__(self, env: BatchEnv, seed: int) -> None:
         self._env = env
         self._stream = Stream(seed, "train/action", xp, env.device)
 
@@ -76,7 +76,7 @@ class ActionNoise:
 
 @torch.no_grad()
 def collect(
-    env: TorchEnv,
+    env: BatchEnv,
     policy: ActorCritic,
     state: PolicyState,
     noise: torch.Tensor,

@@ -12,7 +12,7 @@ from lockstep.core import beats
 from lockstep.core.interrupts import StopReason
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import PpoConfig, TrainConfig
 from lockstep.learn.observer import NonFiniteError as NonFiniteError
 from lockstep.learn.observer import OwnTimes, no_clock, nobody_asks
@@ -37,7 +37,7 @@ from lockstep.learn.torch.rollout import ActionNoise, allocate, collect
 _ONE_AT_A_TIME = threading.Lock()  # torch's generator is one for all threads
 
 
-def make_policy(config: TrainConfig, env: TorchEnv) -> ActorCritic:
+def make_policy(config: TrainConfig, env: BatchEnv) -> ActorCritic:
     """Return a policy for the env, initialised from the seed: the same on every rank, device and in every dtype."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed the caller's CUDA generators for good.
@@ -61,7 +61,7 @@ class Training:
         own_times: what this rank did in this iteration; None before the first.
     """
 
-    def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+    def __init__(self, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
         self.config, self.env, self.comm = config, env, comm
         agent = config.agent_as(PpoConfig)
         self.policy = make_policy(config, env)
@@ -247,7 +247,7 @@ class Training:
         require_iterations(saved["iteration"], self.config.max_iterations, path)
 
 
-def place_among_envs(env: TorchEnv, comm: Comm) -> tuple[int, int]:
+def place_among_envs(env: BatchEnv, comm: Comm) -> tuple[int, int]:
     """Return how many envs all ranks have, and the global id of this rank's first one.
 
     Raises:

@@ -1,0 +1,77 @@
+"""Other people's learners in general: their own exchanges on our group, and what is made of what they tell."""
+
+import pytest
+import torch
+
+from lockstep.core.errors import RunError, UsageError
+from lockstep.distributed.torch_comm import SoloComm
+from tests.multiproc import jobs_guests
+from tests.rank_pool import RankError, RankPool
+
+JOBS = "tests.multiproc.jobs_guests"
+
+
+def test_a_library_finds_the_jobs_group_and_its_exchanges_are_counted(ranks_2: RankPool) -> None:
+    results = ranks_2.run(f"{JOBS}:exchange_in_guest_group")
+    for result in results:
+        assert result["sum"] == [3.0, 3.0, 3.0]
+        assert result["waits"] == [("all_reduce", 12), ("broadcast", 12)]
+        assert result["is_as_before"] and result["backend"] == "gloo"
+    assert results[0]["waited_s"] > 0.15 > results[1]["waited_s"]  # rank 1 came 0.2 s late
+
+
+def test_every_rank_has_rank_0s_beginning_and_the_same_numbers(ranks_2: RankPool) -> None:
+    one, other = ranks_2.run(f"{JOBS}:iterate", 3)
+    assert one["first"] == other["first"]
+    assert one["replicated"] == other["replicated"]
+    for mine, theirs in zip(one["metrics"], other["metrics"], strict=True):
+        assert mine == pytest.approx(theirs, nan_ok=True)
+    assert [metrics["iteration"] for metrics in one["metrics"]] == [1, 2, 3]
+    assert [metrics["env_steps"] for metrics in one["metrics"]] == [16, 32, 48]  # 2 ranks x 2 envs x 4 steps
+    assert one["metrics"][0]["kl"] == 1.0  # the mean of 0.5 and 1.5
+    assert one["metrics"][2]["loss/imitation"] < one["metrics"][0]["loss/imitation"]
+    assert "all_reduce" in [tag for tag, _ in one["waits"]]
+
+
+def test_the_first_policy_does_not_depend_on_the_number_of_ranks(ranks_2: RankPool) -> None:
+    alone = jobs_guests.iterate(SoloComm(), 1)
+    assert alone["first"] == ranks_2.run(f"{JOBS}:iterate", 1)[0]["first"]
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_a_loss_that_is_not_finite_names_its_rank_on_all(ranks_2: RankPool, bad_rank: int) -> None:
+    results = ranks_2.run(f"{JOBS}:iterate_with", {"library": {"bad_rank": bad_rank}})
+    assert results == [{"error": f"loss imitation on rank {bad_rank}", "iteration": 0}] * 2
+
+
+def test_the_sentinel_names_what_a_library_lets_drift(ranks_2: RankPool) -> None:
+    with pytest.raises(RankError, match=r"policy\.layer\.bias"):
+        ranks_2.run(f"{JOBS}:train_drifting")
+
+
+def test_a_training_goes_on_from_what_rank_0_alone_has_read(ranks_2: RankPool) -> None:
+    content = ranks_2.run(f"{JOBS}:content_after", 2)[0]
+    one, other = ranks_2.run(f"{JOBS}:go_on", content)
+    assert one["loaded"] == other["loaded"]
+    assert torch.tensor(one["loaded"]["policy.layer.weight"]).equal(content["state"]["policy"]["layer.weight"])
+    assert one["metrics"]["iteration"] == 3 and one["metrics"]["env_steps"] == 48
+    saved = content["env"]["observations"]["actor"]
+    assert torch.tensor(one["observations"] + other["observations"]).equal(saved)
+    alone = jobs_guests.training_on(SoloComm(), num_envs=4)  # the same envs on one rank
+    alone.load_state_dict(content, "model_2.pt")
+    assert alone.env.observations["actor"].equal(saved)
+
+
+def test_what_does_not_fit_is_refused_in_one_line() -> None:
+    content = jobs_guests.content_after(SoloComm(), 1)
+    other = jobs_guests.training_on(SoloComm(), num_envs=4)
+    with pytest.raises(UsageError, match="2 envs"):
+        other.load_state_dict(content, "model_1.pt")
+    del content["state"]
+    with pytest.raises(UsageError, match="has no state, so a run can't resume"):
+        jobs_guests.training_on(SoloComm()).load_state_dict(content, "model_1.pt")
+
+
+def test_the_loop_saves_what_failed() -> None:
+    with pytest.raises(RunError, match="not finite in iteration 1: loss imitation on rank 0"):
+        jobs_guests.train_until_it_fails(SoloComm())
