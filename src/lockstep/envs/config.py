@@ -71,3 +71,31 @@ class GymnasiumConfig(GuestConfig):
     vectorization: Literal["auto", "sync", "async"] = Field(
         "auto", description="how envs are stepped: sync, one after the other; async, each in a process; auto: sync"
     )
+
+
+class JaxGuestConfig(GuestConfig):
+    """An env that a library of JAX makes."""
+
+    max_episode_steps: int = Field(
+        0,
+        ge=0,
+        lt=2**31,
+        description="time limit in env steps; running into it is a truncation; 0: what its library gives it",
+    )
+
+
+class PlaygroundConfig(JaxGuestConfig):
+    """An env that MuJoCo Playground makes; ``kwargs`` overrides entries of its own config, as ``{"sim_dt": 0.005}``."""
+
+    action_repeat: int = Field(
+        0, ge=0, le=1000, description="the library's steps per env step, all with one action; 0: what it says itself"
+    )
+
+
+class BraxConfig(JaxGuestConfig):
+    """An env that Brax makes."""
+
+    action_repeat: int = Field(1, ge=1, le=1000, description="Brax's steps per env step, all with one action")
+    backend: Literal["auto", "generalized", "spring", "positional", "mjx"] = Field(
+        "auto", description="which of Brax's engines steps it; auto: what the env takes by itself"
+    )

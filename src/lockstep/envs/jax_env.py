@@ -100,12 +100,11 @@ class JaxEnv:
         Raises:
             ValueError: JAX has no float64 here, or the task's observations have another shape than it says.
         """
-        if jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
-            raise ValueError("episodes are summed in float64, which JAX has switched off; enter jax.enable_x64(True)")
+        self._require_double()
         num_envs = env_ids.shape[0]
         noise = jax.tree.map(lambda table: table[0], self.noise(env_ids, 0, 1))
-        everywhere = _varying_like(env_ids, jnp.ones(num_envs, dtype=bool))
-        physics = _varying_like(env_ids, self.engine.start(env_ids))
+        everywhere = varying_like(env_ids, jnp.ones(num_envs, dtype=bool))
+        physics = varying_like(env_ids, self.engine.start(env_ids))
         physics, state = self._initial_state(physics, everywhere, noise.reset)
         observations = self._observations(state, noise.step)
         self._check_observations(observations, num_envs)
@@ -115,10 +114,10 @@ class JaxEnv:
             env_ids=env_ids,
             physics=physics,
             state=state,
-            observations=_varying_like(env_ids, observations),
-            episode_length=_varying_like(env_ids, episode_length),
-            is_whole=_varying_like(env_ids, episode_length == 0),
-            running=_varying_like(env_ids, jnp.zeros((num_envs, num_terms + 1), dtype=jnp.float64)),
+            observations=varying_like(env_ids, observations),
+            episode_length=varying_like(env_ids, episode_length),
+            is_whole=varying_like(env_ids, episode_length == 0),
+            running=varying_like(env_ids, jnp.zeros((num_envs, num_terms + 1), dtype=jnp.float64)),
         )
 
     def step(self, state: EnvState, action: jax.Array, noise: EnvNoise) -> tuple[EnvState, Transition]:
@@ -142,10 +141,10 @@ class JaxEnv:
         truncated = (episode_length >= self.config.max_episode_steps) & ~terminated
         done = terminated | truncated
         final_observations = self._observations(after, noise.step)
-        running, finished = _count(state, terms, done)
+        running, finished = count(state, terms, done)
         physics, initial = self._initial_state(physics, done, noise.reset)
-        after = _where(done, initial, after)
-        observations = _where(done, self._observations(after, noise.step), final_observations)
+        after = rows_where(done, initial, after)
+        observations = rows_where(done, self._observations(after, noise.step), final_observations)
         new_state = EnvState(
             env_ids=state.env_ids,
             physics=physics,
@@ -192,7 +191,7 @@ class JaxEnv:
         ctrl = self.task.control(jnp, before.state, action).astype(self.dtype)
         push = self.task.push(jnp, before.state, step_noise)
         push = None if push is None else push.astype(self.dtype)
-        physics, info = _varying_like(before.env_ids, self.engine.step(before.physics, ctrl, push))
+        physics, info = varying_like(before.env_ids, self.engine.step(before.physics, ctrl, push))
         state = State(
             qpos=info.qpos.astype(self.dtype),
             qvel=info.qvel.astype(self.dtype),
@@ -219,7 +218,7 @@ class JaxEnv:
         physics, sensordata = self.engine.reset(physics, mask, qpos, qvel)
         ctrl = jnp.zeros((mask.shape[0], self.engine.num_controls), dtype=self.dtype)
         state = State(qpos, qvel, ctrl, sensordata.astype(self.dtype), variables)
-        return _varying_like(mask, (physics, state))
+        return varying_like(mask, (physics, state))
 
     def _observations(self, state: State, step_noise: jax.Array) -> Observations:
         observations = self.task.observations(jnp, state, step_noise)
@@ -234,6 +233,10 @@ class JaxEnv:
 
     # --- what the caller and the task have promised --------------------------------------------------------------
 
+    def _require_double(self) -> None:
+        if jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
+            raise ValueError("episodes are summed in float64, which JAX has switched off; enter jax.enable_x64(True)")
+
     def _check_action(self, action: jax.Array, num_envs: int) -> None:
         space = self.task.action_space
         shape = (num_envs, space.size) if space.kind == "continuous" else (num_envs,)
@@ -247,7 +250,7 @@ class JaxEnv:
                 raise ValueError(f"task gives observations '{name}' of shape {shape}, not ({num_envs}, {size})")
 
 
-def _count(state: EnvState, terms: jax.Array, done: jax.Array) -> tuple[jax.Array, jax.Array]:
+def count(state: EnvState, terms: jax.Array, done: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the running sums ``(num_envs, num_terms + 1)`` after a step, and those of the episodes it ended."""
     ones = jnp.ones_like(done, dtype=jnp.float64)[:, None]
     running = state.running + jnp.concatenate((terms.astype(jnp.float64), ones), axis=1)
@@ -258,7 +261,7 @@ def _count(state: EnvState, terms: jax.Array, done: jax.Array) -> tuple[jax.Arra
     return jnp.where(done[:, None], 0.0, running), finished
 
 
-def _where(mask: jax.Array, new: Tree, old: Tree) -> Tree:
+def rows_where(mask: jax.Array, new: Tree, old: Tree) -> Tree:
     """Return ``new`` for the envs of ``mask`` and ``old`` for the others, in the dtypes of ``old``."""
 
     def choose(new_leaf: jax.Array, old_leaf: jax.Array) -> jax.Array:
@@ -269,7 +272,7 @@ def _where(mask: jax.Array, new: Tree, old: Tree) -> Tree:
     return chosen
 
 
-def _varying_like(per_env: jax.Array, tree: Tree) -> Tree:
+def varying_like(per_env: jax.Array, tree: Tree) -> Tree:
     """Return arrays ``(num_envs, ...)`` as they are, to ``jax.shard_map`` as different on every rank as ``per_env``.
 
     What a callback or a constant gives is the same everywhere as far as JAX knows, and a loop would refuse to have it

@@ -17,16 +17,15 @@ hold for ``MjxWarpEngine`` on a CPU, too.
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import mujoco
 import numpy as np
-from jax.extend.core import jaxpr_as_fun, subjaxprs
+from jax.extend.core import jaxpr_as_fun
 from numpy.typing import NDArray
 
 with contextlib.redirect_stdout(io.StringIO()):  # it says there what of Warp is not installed
@@ -37,6 +36,7 @@ from lockstep.core.types import Array, Physics, StepInfo, Task
 from lockstep.sim import mjx_step
 from lockstep.sim.mjx_models import ModelPool
 from lockstep.sim.models import load_models
+from lockstep.sim.sealed import SealedProgram
 
 STATE_FIELDS = ("time", "qpos", "qvel", "act", "history", "qacc_warmstart", "sensordata")
 """What of ``mjx.Data`` a step takes up and changes; the rest is computed anew or stays at the model's default."""
@@ -103,7 +103,8 @@ class MjxEngine:
         self.decimation, self.dtype = decimation, np.dtype(dtype)
         self.num_positions, self.num_velocities = int(variants[0].nq), int(variants[0].nv)
         self.num_controls, self.num_sensordata = int(variants[0].nu), int(variants[0].nsensordata)
-        self._exported: dict[tuple[str, int], jax.export.Exported] = {}
+        self._run_steps = SealedProgram(self._step_batch, self._precision)
+        self._run_measure = SealedProgram(self._measure_batch, self._precision)
         try:
             with self._precision():
                 self._load(variants)
@@ -140,7 +141,7 @@ class MjxEngine:
         qvel = physics["qvel"]
         if push is not None:
             physics = physics | {"qvel": qvel + push}
-        physics, diverged = self._run(self._step_batch, physics, ctrl)
+        physics, diverged = self._run_steps(physics, ctrl)
         if push is not None:  # what a failed env goes back to knows nothing of it
             physics = physics | {"qvel": _where(diverged, qvel, physics["qvel"])}
         return physics, StepInfo(physics["qpos"], physics["qvel"], physics["sensordata"], diverged)
@@ -158,7 +159,7 @@ class MjxEngine:
 
         def measure() -> Array:
             ctrl = jnp.zeros((mask.shape[0], self.num_controls), dtype=self.dtype)
-            return _where(mask, self._run(self._measure_batch, physics, ctrl), physics["sensordata"])
+            return _where(mask, self._run_measure(physics, ctrl), physics["sensordata"])
 
         sensordata = jax.lax.cond(jnp.any(mask), measure, lambda: physics["sensordata"])
         return physics | {"sensordata": sensordata}, sensordata
@@ -169,38 +170,7 @@ class MjxEngine:
     def close(self) -> None:
         """Nothing to release."""
 
-    # --- the programs --------------------------------------------------------------------------------------------
-
-    def _run(self, program: Callable[..., Any], physics: Physics, ctrl: Array) -> Any:
-        """Call a program of a batch, traced and lowered on its own.
-
-        So it keeps its own precision, and ``jax.shard_map`` need not know of the solver's loops, which begin with
-        constants and go on with what differs from rank to rank.
-        """
-
-        @jax.custom_batching.custom_vmap
-        def run(physics: Physics, ctrl: Array) -> Any:
-            key = (program.__name__, ctrl.shape[0])
-            if key not in self._exported:
-                with self._precision():
-                    self._exported[key] = _export(program, *self._shapes(ctrl.shape[0]))
-            return self._exported[key].call(physics, ctrl)
-
-        @run.def_vmap
-        def run_batches(num_batches: int, is_batched: Any, *arguments: Any) -> tuple[Any, Any]:
-            """Run batches ``(num_batches, num_envs, ...)`` as one."""
-
-            def merge(is_batched: bool, array: Array) -> Array:
-                array = array if is_batched else jnp.broadcast_to(array, (num_batches, *array.shape))
-                return array.reshape(num_batches * ctrl.shape[0], *array.shape[2:])
-
-            merged = jax.tree.map(merge, tuple(is_batched), arguments)
-            results = self._run(program, *merged)
-            size = (num_batches, ctrl.shape[0])
-            split = jax.tree.map(lambda array: array.reshape(*size, *array.shape[1:]), results)
-            return split, jax.tree.map(lambda _: True, split)
-
-        return run(physics, ctrl)
+    # --- the programs, sealed so that they keep their own precision --------------------------------------------------
 
     def _step_batch(self, physics: Physics, ctrl: Array) -> tuple[Physics, Array]:
         is_finite = jnp.isfinite(ctrl).all(axis=1)
@@ -250,35 +220,18 @@ class MjxEngine:
     def _default_rows(self) -> dict[str, NDArray[Any]]:
         return fields_of(self._data)
 
-    def _shapes(self, *num_envs: int) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
-        """Return the shapes of what a program takes, physics and controls: of a batch, or of one env alone."""
+    def _shapes(self) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+        """Return the shapes of the physics and controls of one env."""
         rows = self._default_rows()
-        physics = {name: jax.ShapeDtypeStruct((*num_envs, *row.shape), self.dtype) for name, row in rows.items()}
+        physics = {name: jax.ShapeDtypeStruct(row.shape, self.dtype) for name, row in rows.items()}
         if self._models.size > 1:
-            physics["model"] = jax.ShapeDtypeStruct(num_envs, np.int32)
-        return physics, jax.ShapeDtypeStruct((*num_envs, self.num_controls), self.dtype)
+            physics["model"] = jax.ShapeDtypeStruct((), np.int32)
+        return physics, jax.ShapeDtypeStruct((self.num_controls,), self.dtype)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         # MJX computes in whatever JAX calls a float; our programs are traced with float64 switched on.
         precision: contextlib.AbstractContextManager[Any] = jax.enable_x64(self.dtype == np.float64)
         return precision
-
-
-def _export(program: Callable[..., Any], *shapes: Any) -> jax.export.Exported:
-    """Return a program lowered for this process; what it calls outside of JAX need not be there in another."""
-    jitted = jax.jit(program)
-    targets = _foreign_targets(jitted.trace(*shapes).jaxpr.jaxpr)
-    checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in sorted(set(targets))]
-    return jax.export.export(jitted, disabled_checks=checks)(*shapes)
-
-
-def _foreign_targets(jaxpr: Any) -> Iterator[str]:
-    """Yield the names of all functions outside of JAX that a program calls."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "ffi_call":
-            yield equation.params["target_name"]
-    for inner in subjaxprs(jaxpr):
-        yield from _foreign_targets(inner)
 
 
 def on_host(tree: Any) -> Any:
