@@ -18,9 +18,9 @@ class BoundedActions:
         dtype: of it.
     """
 
-    def __init__(self, low: np.ndarray, high: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> None:
+    def __init__(self, low: np.ndarray, high: np.ndarray, shape: Sequence[int], dtype: object) -> None:
         self.size = int(np.prod(shape, dtype=np.int64))
-        self._shape, self._dtype = tuple(shape), dtype
+        self._shape, self._dtype = tuple(shape), np.dtype(dtype)  # type: ignore[call-overload]
         low, high = (np.broadcast_to(bound, self._shape).reshape(-1).astype(np.float64) for bound in (low, high))
         self._low, self._high = low, high
         self._bounded = np.isfinite(low) & np.isfinite(high)
@@ -33,4 +33,5 @@ class BoundedActions:
         wanted = actions.astype(np.float64)
         inside = np.where(self._bounded, np.clip(wanted, -1.0, 1.0), wanted)
         placed = np.clip(self._middle + self._half * inside, self._low, self._high)
-        return placed.astype(self._dtype).reshape(-1, *self._shape)
+        actions_of_env: np.ndarray = placed.astype(self._dtype).reshape(-1, *self._shape)
+        return actions_of_env

@@ -142,6 +142,9 @@ class GuestEnv:
         self._length_stream = Stream(seed, f"{streams}/initial_episode_length", xp)
         self.episodes = EpisodeStatistics(len(task.reward_terms) + len(task.metric_terms), num_envs, device)
         self.num_diverged = torch.zeros((), dtype=torch.int64, device=device)
+        self.observations: Observations
+        self._seen: np.ndarray  # (num_envs, num_observations): what the observations are made of
+        self._episode_length: np.ndarray  # (num_envs,) int64
         self._episode_number = np.zeros(num_envs, dtype=np.int32)  # how many episodes each env has begun before
         self.reset()
 
@@ -214,7 +217,8 @@ class GuestEnv:
             return np.zeros(self.num_envs, dtype=np.int64)
         counters = self._length_stream.counters(0, 1)
         uniform = self._length_stream.uniform(counters, self._host_ids, 1, np.float64)[0, :, 0]
-        return (uniform * self.config.max_episode_steps).astype(np.int64)
+        lengths: np.ndarray = (uniform * self.config.max_episode_steps).astype(np.int64)
+        return lengths
 
     def _groups(self, observations: np.ndarray) -> Observations:
         tensor = self._tensor(observations)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockstep.adapters.gymnasium.single import LockstepEnv
     from lockstep.adapters.gymnasium.vector import LockstepVectorEnv
     from lockstep.adapters.rsl_rl.env import RslRlEnv
+    from lockstep.envs.batch_env import BatchEnv
     from lockstep.envs.torch_env import TorchEnv
 
 GYMNASIUM = Distribution("gymnasium", "gymnasium", at_least="1.1")
@@ -116,13 +117,13 @@ def make_rsl_rl_env(
     return face
 
 
-def _make(task: str, num_envs: int | None, seed: int | None, device: str, env: dict[str, Any]) -> TorchEnv:
+def _make(task: str, num_envs: int | None, seed: int | None, device: str, env: dict[str, Any]) -> BatchEnv:
     # An episode that begins in its middle would be news to other people's code.
     settings = {"randomize_initial_episode_length": False} | env
     return make_env(task, num_envs, seed=MODEL_SEED if seed is None else seed, device=device, **settings)
 
 
-def _own(task: str, made: TorchEnv) -> TorchEnv:
+def _own(task: str, made: BatchEnv) -> TorchEnv:
     from lockstep.envs.torch_env import TorchEnv
 
     if not isinstance(made, TorchEnv):

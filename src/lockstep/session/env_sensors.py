@@ -15,7 +15,7 @@ from lockstep.session.make_env import build_env
 from lockstep.session.policy import load_policy
 
 if TYPE_CHECKING:
-    from lockstep.envs.torch_env import TorchEnv
+    from lockstep.envs.batch_env import BatchEnv
     from lockstep.session.policy import Policy
 
 NUM_ENVS = 4
@@ -26,8 +26,8 @@ def capture_env_sensors(checkpoint: Path, path: Path) -> None:
     """Write what the envs of a policy give, step by step, to a ``.npz`` file.
 
     The arrays, each ``(num_steps, num_envs, ...)``: ``observations/<group>``, ``sensordata`` (MuJoCo's, of the state
-    that the step led to), ``action``, ``done``, and a ``(num_steps, num_envs)`` each for ``reward/<term>`` and
-    ``metric/<name>``. There are ``MAX_STEPS`` steps of ``NUM_ENVS`` envs, or one episode where that is shorter.
+    that the step led to; other people's envs tell none), ``action``, ``done``, and a ``(num_steps, num_envs)`` each
+    for ``reward/<term>`` and ``metric/<name>``. There are ``MAX_STEPS`` steps of ``NUM_ENVS`` envs, or one episode where that is shorter.
 
     Args:
         checkpoint: of a run.
@@ -51,8 +51,10 @@ def capture_env_sensors(checkpoint: Path, path: Path) -> None:
     replace_atomic(path, write)
 
 
-def _steps(policy: Policy, env: TorchEnv, num_steps: int) -> Iterator[dict[str, np.ndarray]]:
+def _steps(policy: Policy, env: BatchEnv, num_steps: int) -> Iterator[dict[str, np.ndarray]]:
     import torch
+
+    from lockstep.envs.torch_env import TorchEnv
 
     policy.reset()
     names = [f"reward/{name}" for name in env.task.reward_terms] + [f"metric/{name}" for name in env.task.metric_terms]
@@ -63,7 +65,7 @@ def _steps(policy: Policy, env: TorchEnv, num_steps: int) -> Iterator[dict[str, 
         policy.reset(transition.done)
         yield {
             **{f"observations/{name}": group for name, group in observations.items()},
-            "sensordata": env.state.sensordata.numpy(),
+            **({"sensordata": env.state.sensordata.numpy()} if isinstance(env, TorchEnv) else {}),
             "action": action.numpy(),
             "done": transition.done.numpy(),
             **{name: transition.terms[:, index].numpy() for index, name in enumerate(names)},

@@ -18,7 +18,8 @@ from lockstep.learn.resuming import HEADER_FILE
 if TYPE_CHECKING:
     import numpy as np
 
-    from lockstep.core.types import Engine, Peers, PureEngine
+    from lockstep.core.types import Peers
+    from lockstep.envs.batch_env import Physics
     from lockstep.learn.config import TrainConfig
     from lockstep.session.policy import Policy
     from lockstep.session.runner import SessionRunner
@@ -63,7 +64,7 @@ class Learner(NamedTuple):
     """What trains, with the envs that it needs."""
 
     runner: SessionRunner
-    engine: Engine | PureEngine
+    engine: Physics
     """Of the envs that it learns from."""
     evaluation_env: Any = None
     """This process's share of the envs for evaluations; None if there are no evaluations, or ``runner`` has its own."""
@@ -110,7 +111,8 @@ class Stepper(Protocol):
         """Return a copy of what can be seen of this process's envs, on the host, a row for each env.
 
         Returns:
-            ``env_ids`` (global, ascending), ``qpos``, ``qvel``, ``sensordata`` and ``observations/<group>``.
+            ``env_ids`` (global, ascending) and ``observations/<group>``; of tasks of our own kind ``qpos``, ``qvel``
+            and ``sensordata`` too.
         """
 
 

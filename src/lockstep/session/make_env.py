@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from lockstep.core.types import Engine, Task
-    from lockstep.envs.torch_env import TorchEnv
+    from lockstep.envs.batch_env import BatchEnv
     from lockstep.learn.config import TrainConfig
 
 ENGINES: Registry[str] = Registry("engine")
@@ -26,7 +26,7 @@ ENGINES.register("analytic", "lockstep.sim.analytic:make_engine")
 ENGINES.register("mujoco", "lockstep.sim.mujoco_c:make_engine")
 
 
-def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: str = "auto", **env: Any) -> TorchEnv:
+def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: str = "auto", **env: Any) -> BatchEnv:
     """Return ``num_envs`` envs of a task for code of your own; under torchrun every rank gets as many of its own.
 
     Args:
@@ -49,7 +49,7 @@ def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: s
 
 def build_share(
     config: TrainConfig, shares: Sequence[int], rank: int, streams: str = "train", task: Task | None = None
-) -> TorchEnv:
+) -> BatchEnv:
     """Return the envs of one rank: ``shares`` says how many each has, and global ids follow the order of ranks."""
     return build_env(config, num_envs=shares[rank], first_env_id=sum(shares[:rank]), streams=streams, task=task)
 
@@ -61,7 +61,7 @@ def build_env(
     first_env_id: int = 0,
     streams: str = "train",
     task: Task | None = None,
-) -> TorchEnv:
+) -> BatchEnv:
     """Return the envs that a config asks for.
 
     Args:
@@ -84,6 +84,21 @@ def build_env(
     count = config.envs_by_rank(1)[0] if num_envs is None else num_envs
     if device.type == "cpu":  # a GPU says for itself when it is full, before anything else suffers
         check_memory(least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)
+    suite = TASKS.get(config.task).suite
+    if suite is not None:
+        guests: BatchEnv = load(suite.make_env)(
+            TASKS.get(config.task).env_id,
+            task,
+            env_config,
+            num_envs=count,
+            first_env_id=first_env_id,
+            seed=config.seed,
+            streams=streams,
+            device=device,
+            dtype=dtype,
+            num_threads=_num_threads(config),
+        )
+        return guests
     engine = _build_engine(config, task, count, first_env_id, dtype, device)
     return TorchEnv(
         task,
@@ -109,8 +124,6 @@ def _build_engine(
 ) -> Engine:
     import array_api_compat.torch as xp
 
-    from lockstep.distributed.cores import threads_per_rank
-
     name = TASKS.get(config.task).engines[0] if config.engine == "auto" else config.engine
     engine: Engine = load(ENGINES.get(name))(
         task,
@@ -118,12 +131,18 @@ def _build_engine(
         first_env_id=first_env_id,
         seed=config.seed,
         decimation=config.env.decimation,
-        num_threads=config.env.num_physics_threads or threads_per_rank(),
+        num_threads=_num_threads(config),
         xp=xp,
         dtype=dtype,
         device=device,
     )
     return engine
+
+
+def _num_threads(config: TrainConfig) -> int:
+    from lockstep.distributed.cores import threads_per_rank
+
+    return config.env.num_physics_threads or threads_per_rank()
 
 
 def resolve_device(name: str) -> torch.device:

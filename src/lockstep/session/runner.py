@@ -16,7 +16,7 @@ from lockstep.recipes.libraries import OWN, library_of, require_several
 
 if TYPE_CHECKING:
     from lockstep.core.types import Comm
-    from lockstep.envs.torch_env import TorchEnv
+    from lockstep.envs.batch_env import BatchEnv
     from lockstep.learn.config import TrainConfig
     from lockstep.learn.observer import Metrics, Observer, OwnTimes, Status
 
@@ -41,7 +41,7 @@ class Runner(Protocol):
     distributed_unsupported: ClassVar[str]
     """Why it can't train on several ranks: shown word for word when somebody tries. Leave it out if it can."""
 
-    def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+    def __init__(self, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
         """Build networks and optimizers.
 
         Args:
@@ -50,7 +50,7 @@ class Runner(Protocol):
             comm: the ranks, one or more.
         """
 
-    def train(self, observer: Observer, evaluation_env: TorchEnv | None) -> Status:
+    def train(self, observer: Observer, evaluation_env: BatchEnv | None) -> Status:
         """Train up to ``config.max_iterations``; return ``finished``, or the reason for an earlier stop.
 
         Args:
@@ -91,7 +91,7 @@ class SessionRunner(Protocol):
         """Train; return how it ended."""
 
 
-def make_runner(config: TrainConfig, env: TorchEnv, comm: Comm) -> SessionRunner:
+def make_runner(config: TrainConfig, env: BatchEnv, comm: Comm) -> SessionRunner:
     """Return what trains by this config, ready to start."""
     if config.rl_library != OWN:
         from lockstep.learn.torch.guest import GuestTraining

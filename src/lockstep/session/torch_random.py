@@ -9,12 +9,13 @@ import array_api_compat.torch as xp
 import torch
 
 from lockstep.core import beats
+from lockstep.envs.torch_env import TorchEnv
 from lockstep.session.random_actions import RandomActions
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from lockstep.envs.torch_env import TorchEnv
+    from lockstep.envs.batch_env import BatchEnv
 
 
 class TorchStepper:
@@ -28,7 +29,7 @@ class TorchStepper:
 
     compile_s: float | None = None
 
-    def __init__(self, env: TorchEnv, rank: int, seed: int) -> None:
+    def __init__(self, env: BatchEnv, rank: int, seed: int) -> None:
         self.env = env
         self.num_envs = {rank: env.num_envs}
         self._rank = rank
@@ -49,7 +50,9 @@ class TorchStepper:
 
     def states(self) -> dict[str, np.ndarray]:
         """Copy what the task sees to the host."""
-        state = self.env.state
-        found = {"env_ids": self.env.env_ids, "qpos": state.qpos, "qvel": state.qvel, "sensordata": state.sensordata}
+        found = {"env_ids": self.env.env_ids}
+        if isinstance(self.env, TorchEnv):  # other people's envs keep theirs to themselves
+            state = self.env.state
+            found |= {"qpos": state.qpos, "qvel": state.qvel, "sensordata": state.sensordata}
         found |= {f"observations/{name}": array for name, array in self.env.observations.items()}
         return {name: tensor.cpu().numpy().copy() for name, tensor in found.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.distributed.torch_exchange import gather_json
 from lockstep.distributed.torch_group import join
+from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.config import split_evenly
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.evaluation import evaluate
@@ -120,6 +121,7 @@ class TorchFramework:
         """Step one env of its own."""
         policy.reset()
         with closing(build_env(config, num_envs=1, streams="evaluation")) as env:
+            assert isinstance(env, TorchEnv)  # only tasks with a model are shown
             starts_episode = True
             while True:
                 qpos, qvel = (array[0].double().cpu().numpy() for array in (env.state.qpos, env.state.qvel))

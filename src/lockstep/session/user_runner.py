@@ -18,7 +18,7 @@ from lockstep.core.types import Comm
 from lockstep.distributed.torch_mixin import DistributedMixin
 from lockstep.distributed.torch_sentinel import Sentinel
 from lockstep.distributed.torch_state import broadcast_value, require_plain, tensors_of
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.observer import OwnTimes
 from lockstep.learn.torch import checkpoint
@@ -47,7 +47,7 @@ class UserRunner:
 
     own_times: OwnTimes | None = None
 
-    def __init__(self, kind: type, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+    def __init__(self, kind: type, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
         self.iteration, self.env_steps, self.wall_s = 0, 0, 0.0
         self.config, self.env, self.comm = config, env, comm
         self._runner = kind(config, env, comm)
@@ -58,7 +58,7 @@ class UserRunner:
         """The counters: iteration, env_steps and wall_s."""
         return {name: getattr(self, name) for name in _COUNTERS}
 
-    def train(self, observer: Observer, evaluation_env: TorchEnv | None) -> Status:
+    def train(self, observer: Observer, evaluation_env: BatchEnv | None) -> Status:
         """Let the runner train; return how it ended.
 
         Raises:

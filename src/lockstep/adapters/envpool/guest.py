@@ -64,11 +64,13 @@ class EnvPoolEnvs:
         facts = facts_of(env_id, config.kwargs)
         self._encode, self._decode = encoder(facts.observation_space), decoder(facts.action_space)
         self._env_id = env_id
+        self.num_threads = min(num_threads, num_envs)
         self._settings: dict[str, Any] = {
             **config.kwargs,
             "num_envs": num_envs,
-            "num_threads": min(num_threads, num_envs),
-            "max_episode_steps": config.max_episode_steps,
+            "num_threads": self.num_threads,
+            # Beyond ours: an env that fails in the step at its limit would be called truncated by EnvPool.
+            "max_episode_steps": config.max_episode_steps + 1,
         }
         self._pool: Any = None
 

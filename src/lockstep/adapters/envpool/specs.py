@@ -51,9 +51,7 @@ def make_task(env_id: str, config: ThreadedGuestConfig) -> GuestTask:
     """
     facts = facts_of(env_id, config.kwargs)
     num_observations = _num_observations(facts.observation_space, env_id)
-    return GuestTask(
-        _policy_space(facts.action_space, env_id), dict.fromkeys(("actor", "critic"), num_observations)
-    )
+    return GuestTask(_policy_space(facts.action_space, env_id), dict.fromkeys(("actor", "critic"), num_observations))
 
 
 def facts_of(env_id: str, kwargs: Mapping[str, Any]) -> Facts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ def make_env(
     num_threads: int,
 ) -> GuestEnv:
     """Return this process's envs; see ``session/make_env.py``. Threads are not used."""
-    kind = AsyncEnvs if config.vectorization == "async" else SyncEnvs
+    kind = GymnasiumProcesses if config.vectorization == "async" else GymnasiumEnvs
     batch: GuestBatch = NoEnvs(task.num_observations["actor"])
     if num_envs:
         batch = kind(env_id, config, num_envs)
@@ -59,7 +60,7 @@ class _Envs:
         """Leave the envs' own words where they go."""
 
 
-class SyncEnvs(_Envs):
+class GymnasiumEnvs(_Envs):
     """Envs in this process, one after the other.
 
     Args:
@@ -99,7 +100,7 @@ class SyncEnvs(_Envs):
             env.close()
 
 
-class AsyncEnvs(_Envs):
+class GymnasiumProcesses(_Envs):
     """Envs in processes of their own, by Gymnasium's ``AsyncVectorEnv``, which starts no episode by itself here.
 
     Args:
@@ -113,12 +114,13 @@ class AsyncEnvs(_Envs):
         self._num_envs = num_envs
         make = partial(make_in_worker, env_id, config.max_episode_steps, config.kwargs)
         # A fork of this process would take over the locks of torch's threads, held or not.
-        self._envs = AsyncVectorEnv([make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED)
+        self._envs: Any = AsyncVectorEnv(
+            [make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED
+        )
 
     def start(self, seeds: np.ndarray) -> np.ndarray:
         """Reset every env with its seed."""
-        observations, _ = self._envs.reset(seed=seeds.tolist())
-        return np.asarray(observations)
+        return np.asarray(self._envs.reset(seed=seeds.tolist())[0])
 
     def restart(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         """Reset the envs of ``rows`` with their seeds."""
@@ -127,13 +129,13 @@ class AsyncEnvs(_Envs):
         of_all: list[int | None] = [None] * self._num_envs
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
             of_all[row] = seed
-        observations, _ = self._envs.reset(seed=of_all, options={"reset_mask": mask})
-        return np.asarray(observations)[rows]
+        observations = np.asarray(self._envs.reset(seed=of_all, options={"reset_mask": mask})[0])
+        return np.take(observations, rows, axis=0)
 
     def step(self, actions: np.ndarray) -> GuestStep:
         """Step every env, all at once."""
-        observations, rewards, terminated, truncated, _ = self._envs.step(self._decode(actions))
-        return GuestStep(np.asarray(observations), rewards, terminated, truncated)
+        observations, *others, _ = self._envs.step(self._decode(actions))
+        return GuestStep(np.asarray(observations), *others)
 
     def close(self) -> None:
         """End the processes."""

@@ -47,7 +47,7 @@ def spec_of(env_id: str) -> registration.EnvSpec:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return gymnasium.spec(env_id)
-    except (gymnasium.error.UnregisteredEnv, gymnasium.error.MalformedEnvironmentName):
+    except gymnasium.error.UnregisteredEnv:
         raise UsageError(f"Gymnasium knows no env {env_id!r}{_guess(env_id)}") from None
     except Exception as error:
         raise UsageError(f"Gymnasium can't find env {env_id!r}: {in_one_line(error)}") from error
@@ -134,8 +134,8 @@ def policy_space(space: gymnasium.Space[Any], env_id: str) -> ActionSpace:
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.shape != (0,):
         return ActionSpace("continuous", int(np.prod(space.shape, dtype=np.int64)))
     raise UsageError(
-        f"task gymnasium/{env_id} has actions of kind {_in_words(space)}; a policy here gives real numbers (Box) or one "
-        "choice (Discrete)"
+        f"task gymnasium/{env_id} has actions of kind {_in_words(space)}; a policy here gives real numbers (Box) or "
+        "one choice (Discrete)"
     )
 
 
@@ -186,4 +186,4 @@ def _guess(env_id: str) -> str:
     version = registration.find_highest_version(namespace, name)
     if version is not None:
         return f"; did you mean '{registration.get_env_id(namespace, name, version)}'?"
-    return nearest(env_id, reversed(sorted(registration.registry)))
+    return nearest(env_id, sorted(registration.registry, reverse=True))

@@ -15,7 +15,7 @@ from lockstep.session.runner import make_runner
 
 if TYPE_CHECKING:
     from lockstep.core.types import Comm
-    from lockstep.envs.torch_env import TorchEnv
+    from lockstep.envs.batch_env import BatchEnv
     from lockstep.learn.config import TrainConfig
     from lockstep.session.framework import Team
 
@@ -42,7 +42,7 @@ def build(config: TrainConfig, team: Team, resources: ExitStack, clock: PhaseClo
     return Built(make_runner(config, env, comm), evaluation_env, (comm.rank,), lambda: _step(env), step_is_apart=False)
 
 
-def _step(env: TorchEnv) -> None:
+def _step(env: BatchEnv) -> None:
     """Step every env under a zero action, which leaves all random streams as they are."""
     space = env.task.action_space
     if space.kind == "continuous":
