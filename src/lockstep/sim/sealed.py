@@ -51,8 +51,11 @@ class SealedProgram:
                 return array.reshape(num_batches * array.shape[1], *array.shape[2:])
 
             results = self(*jax.tree.map(merge, tuple(is_batched), batches))
-            split = jax.tree.map(lambda rows: rows.reshape(num_batches, rows.shape[0] // num_batches, *rows.shape[1:]), results)
-            return split, jax.tree.map(lambda _: True, split)
+
+            def split(rows: jax.Array) -> jax.Array:
+                return rows.reshape(num_batches, rows.shape[0] // num_batches, *rows.shape[1:])
+
+            return jax.tree.map(split, results), jax.tree.map(lambda _: True, results)
 
         return run(*arguments)
 
