@@ -4,15 +4,18 @@ import pytest
 
 from lockstep.cli.main import main
 from lockstep.recipes.catalog import TASKS
+from lockstep.recipes.suites import SUITES
 
 
 def test_the_table_has_a_line_for_each_task_and_needs_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks"]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
+    table, _, suites = capsys.readouterr().out.partition("\n\n")
+    header, *lines = table.splitlines()
     assert header.split() == ["task", "algorithms", "engines", "observations", "action", "time", "limit", "description"]
     assert [line.split()[0] for line in lines] == list(TASKS)
     assert lines[0].split()[1:7] == ["ppo,", "sac", "analytic", "4", "1", "continuous"]
     assert lines[2].split()[3:6] == ["mujoco,", "mjx", "(jax)"]
+    assert [line.split()[0].partition("/")[0] for line in suites.splitlines()[1:]] == list(SUITES)
 
 
 def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ from lockstep.learn.config import TrainConfig
 
 def default_path(config: TrainConfig, kind: Kind, num_ranks: int) -> Path:
     """Return a name of its own for the bundle of a benchmark that begins now."""
-    what = f"{kind}_{config.task}_{config.ml_framework}_{num_ranks}_rank{'s' if num_ranks > 1 else ''}"
+    task = config.task.replace("/", "_")  # of suites it has a slash
+    what = f"{kind}_{task}_{config.ml_framework}_{num_ranks}_rank{'s' if num_ranks > 1 else ''}"
     return Path(config.log_root) / "benchmark" / f"{what}_{datetime.now():%Y-%m-%d_%H-%M-%S-%f}.json"
 
 

@@ -215,7 +215,7 @@ def _check_envs(words: Sequence[str], is_strong: bool) -> None:
 
 
 def _default_folder(config: "TrainConfig") -> Path:
-    name = f"scaling_{config.task}_{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+    name = f"scaling_{config.task.replace('/', '_')}_{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
     return Path(config.log_root) / "benchmark" / name
 
 

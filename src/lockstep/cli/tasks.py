@@ -7,8 +7,9 @@ from typing import Any
 
 from lockstep.cli.arguments import Takes, asks_for_help, parse, switched_on
 from lockstep.cli.usage import TASKS_HELP, unexpected_word, unknown_flag
-from lockstep.core.registry import load
-from lockstep.recipes.catalog import ALGORITHMS, TASKS, engines_of, recipe_of
+from lockstep.core.errors import UsageError
+from lockstep.recipes.catalog import ALGORITHMS, TASKS, engines_of, make_task, recipe_of
+from lockstep.recipes.suites import SUITES
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,19 +21,35 @@ def main(argv: Sequence[str]) -> int:
     for word in arguments.positionals:
         raise unexpected_word(word)
     as_json = switched_on(arguments, "json")
-    rows = [describe(name) for name in TASKS]
+    rows, problems = _rows()
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
         _print_table(rows)
+        print("\nEnvs of other libraries are tasks too, named by prefix and id:")
+        for suite in map(SUITES.get, SUITES):
+            print(f"  {suite.example:<26} {suite.description} ({suite.framework})")
+    for problem in (*problems, *TASKS.hidden()):
+        print(f"lockstep: warning: {problem}", file=sys.stderr)
     return 0
+
+
+def _rows() -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what there is to know of each task, and why others can't be had: a package's must not hide the rest."""
+    rows, problems = [], []
+    for name in TASKS:
+        try:
+            rows.append(describe(name))
+        except UsageError as error:
+            problems.append(str(error))
+    return rows, problems
 
 
 def describe(name: str) -> dict[str, Any]:
     """Return what there is to know of a task before training it; sizes are numbers of floats or of choices."""
     entry = TASKS.get(name)
     config = recipe_of(name)
-    task = load(entry.task)(config.env)
+    task = make_task(config)
     return {
         "name": name,
         "engines": {framework: list(engines_of(name, framework)) for framework in ALGORITHMS},

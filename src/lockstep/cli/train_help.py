@@ -12,6 +12,7 @@ import tyro
 from lockstep.cli.arguments import flag_name
 from lockstep.learn.config import AGENTS, TrainConfig
 from lockstep.recipes.catalog import DEFAULT_ALGORITHM, TASKS, engines_of, recipe_of
+from lockstep.recipes.suites import SUITES
 
 
 def _own(metavar: str, help_text: str) -> Any:
@@ -62,8 +63,9 @@ def print_help(argv: Sequence[str]) -> None:
     if task is None:
         config = TrainConfig(task="TASK", algorithm=algorithm if algorithm in AGENTS else DEFAULT_ALGORITHM)
         description = (
-            f"Train a policy. Tasks: {', '.join(TASKS)}. Defaults depend on the task and the algorithm, and both have "
-            "settings of their own: 'lockstep train TASK --algorithm A --help' shows them."
+            f"Train a policy. Tasks: {', '.join(TASKS)}; and envs of other libraries, by prefix and id, such as "
+            f"{', '.join(suite.example for suite in map(SUITES.get, SUITES))}. Defaults depend on the task and the "
+            "algorithm, and both have settings of their own: 'lockstep train TASK --algorithm A --help' shows them."
         )
     else:
         config = recipe_of(task, algorithm)

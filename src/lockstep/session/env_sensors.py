@@ -27,7 +27,8 @@ def capture_env_sensors(checkpoint: Path, path: Path) -> None:
 
     The arrays, each ``(num_steps, num_envs, ...)``: ``observations/<group>``, ``sensordata`` (MuJoCo's, of the state
     that the step led to; other people's envs tell none), ``action``, ``done``, and a ``(num_steps, num_envs)`` each
-    for ``reward/<term>`` and ``metric/<name>``. There are ``MAX_STEPS`` steps of ``NUM_ENVS`` envs, or one episode where that is shorter.
+    for ``reward/<term>`` and ``metric/<name>``. There are ``MAX_STEPS`` steps of ``NUM_ENVS`` envs, or one episode
+    where that is shorter.
 
     Args:
         checkpoint: of a run.

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.core.errors import RunError, UsageError, in_one_line
 from lockstep.core.files import explain, is_file, is_folder, require_place, sync_tree, unfinished
-from lockstep.recipes.catalog import make_task
+from lockstep.recipes.catalog import TASKS, make_task
 from lockstep.session.policy import checkpoint_of, load_policy
 
 if TYPE_CHECKING:
+    from lockstep.learn.config import TrainConfig
     from lockstep.session.deployed import DeployedPolicy
     from lockstep.session.policy import Policy
 
@@ -24,7 +25,6 @@ FORMATS = {"onnx": "policy.onnx", "torchscript": "policy.pt"}
 DESCRIPTION = "policy.json"
 FOLDER = "export"
 """Of a run directory, where files go by default."""
-_PAGE = "src/lockstep/tasks/{}/README.md tells each"
 _MEANINGS = {
     "mean": "the mean of the policy, {} entries, not clipped",
     "squashed": "the middle of the policy, {} entries in [-1, 1]",
@@ -151,6 +151,15 @@ def _made(folder: Path) -> Iterator[None]:
         raise
 
 
+def _page_of(config: TrainConfig) -> str:
+    """Return where it is told what each entry means."""
+    entry = TASKS.get(config.task)
+    if entry.suite is None:
+        return f"src/lockstep/tasks/{config.task}/README.md tells each"
+    library = entry.suite.distribution.name
+    return f"{library} tells each of its {entry.env_id}; continuous actions are the policy's, before they are scaled"
+
+
 def _describe(policy: Policy, network: DeployedPolicy, checkpoint: Path) -> dict[str, Any]:
     """Return what whoever runs the files has to know, as plain values."""
     config = policy.config
@@ -170,14 +179,14 @@ def _describe(policy: Policy, network: DeployedPolicy, checkpoint: Path) -> dict
             "name": "observations",
             "dtype": "float32",
             "shape": ["batch", policy.num_observations],
-            "meaning": f"group actor of the task, raw: they are normalised inside; {_PAGE.format(config.task)}",
+            "meaning": f"group actor of the task, raw: they are normalised inside; {_page_of(config)}",
         },
         "actions": {
             "name": "actions",
             "kind": space.kind,
             "dtype": "float32" if is_continuous else "int64",
             "shape": ["batch", space.size] if is_continuous else ["batch"],
-            "meaning": f"{_MEANINGS[network.head].format(space.size)}; {_PAGE.format(config.task)}",
+            "meaning": f"{_MEANINGS[network.head].format(space.size)}; {_page_of(config)}",
         },
         "state": {
             "input": "state",

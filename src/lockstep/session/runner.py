@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from lockstep.core.errors import UsageError
+from lockstep.core.errors import UsageError, nearest
+from lockstep.core.plugins import registered, the_only_one
 from lockstep.core.registry import Registry, load
 from lockstep.distributed.topology import require_distributed
 from lockstep.recipes.libraries import OWN, library_of, require_several
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
     from lockstep.learn.observer import Metrics, Observer, OwnTimes, Status
 
+GROUP = "lockstep.runners"
+"""Entry points: a name for ``--runner`` to the import string of a runner class."""
 LEARNERS: Registry[str] = Registry("algorithm")
 """Name to import string of a class ``(config, env, comm) -> SessionRunner``."""
 LEARNERS.register("ppo", "lockstep.learn.torch.loop:PpoRunner")
@@ -162,9 +165,13 @@ def load_runner(import_string: str) -> type:
 def load_class(import_string: str) -> type:
     """Return a class that ``--runner`` names, from the current folder or an installed package.
 
+    A name without a colon is one that a package registers, by an entry point of the group ``lockstep.runners``.
+
     Raises:
         UsageError: it can't be imported, or is no class.
     """
+    if ":" not in import_string:
+        import_string = _registered(import_string)
     folder = str(Path.cwd())
     if not {"", folder} & set(sys.path):  # python -m has it there already, the command lockstep has not
         sys.path.insert(0, folder)
@@ -182,6 +189,15 @@ def load_class(import_string: str) -> type:
     if not isinstance(kind, type):
         raise UsageError(f"runner {import_string} is a {type(kind).__name__}, not a class; name the class itself")
     return kind
+
+
+def _registered(name: str) -> str:
+    """Return the import string of a runner that a package registers by a name; the name itself if none does."""
+    entry_point = the_only_one(GROUP, "runner", name)
+    if entry_point is None and registered(GROUP) and name.isidentifier():
+        known = registered(GROUP)
+        raise UsageError(f"runner {name!r} is not registered{nearest(name, known)} (known: {', '.join(known)})")
+    return name if entry_point is None else entry_point.value
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from lockstep.distributed import heartbeat
 from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.timeouts import alone_s
 from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
-from lockstep.recipes.catalog import check_distributed, check_offered, check_processes
+from lockstep.recipes.catalog import TASKS, check_distributed, check_offered, check_processes
 from lockstep.session import clip
 from lockstep.session.attempts import Found, Resume, attempt_info, look, ways_to_start
 from lockstep.session.film import check_rendering
@@ -103,7 +103,8 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
             # Whatever happens from here on, the run knows the weights it began with.
             observer.save(training.iteration, training.state_dict())
             _settle(observer, comm)
-        for line in filter(None, (found.note, _in_words(config, sum(shares), team, engine, run.path))):
+        anew = _begun_anew(config) if goes_on else ""
+        for line in filter(None, (found.note, anew, _in_words(config, sum(shares), team, engine, run.path))):
             progress.message(line)
         status = training.train(observer, evaluation_env)
         _settle(observer, comm)
@@ -120,6 +121,14 @@ def _in_words(config: TrainConfig, num_envs: int, team: Team, engine: object, pa
         f"{config.task}: {num_envs} envs on {team.in_words}, physics by {type(engine).__name__}, learning on "
         f"{team.device}, in {path}"
     )
+
+
+def _begun_anew(config: TrainConfig) -> str:
+    """Return what of a run that goes on is not as it was: envs whose library can't save them."""
+    suite = TASKS.get(config.task).suite
+    if suite is None or suite.saves_envs:
+        return ""
+    return f"{suite.distribution.name} can't save its envs, so each of them begins a new episode here"
 
 
 def check_start(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = None) -> Framework:
