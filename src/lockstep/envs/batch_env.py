@@ -41,6 +41,8 @@ class BatchEnv(Protocol):
     """Global ids, ``(num_envs,)`` int32, ascending."""
     observations: Observations
     """Of all envs now."""
+    episode_length: torch.Tensor
+    """How many steps each episode has taken, ``(num_envs,)`` int32, by which the time limit goes; it may be set."""
     episodes: EpisodeStatistics
     num_diverged: torch.Tensor
     """``()`` int64: envs and steps whose physics failed, until a reader sets it back to 0."""

@@ -148,6 +148,15 @@ class GuestEnv:
         self._episode_number = np.zeros(num_envs, dtype=np.int32)  # how many episodes each env has begun before
         self.reset()
 
+    @property
+    def episode_length(self) -> torch.Tensor:
+        """How many steps each episode has taken, ``(num_envs,)`` int32; it may be set."""
+        return torch.from_numpy(self._episode_length).to(self.device, torch.int32)
+
+    @episode_length.setter
+    def episode_length(self, lengths: torch.Tensor) -> None:
+        self._episode_length = lengths.cpu().numpy().astype(np.int64)
+
     # --- the steps of an episode ---------------------------------------------------------------------------------
 
     def reset(self) -> Observations:

@@ -8,11 +8,11 @@ from tensordict import TensorDict
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Observations
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 
 
 class RslRlEnv(VecEnv):  # type: ignore[misc]
-    """The envs of a ``TorchEnv``, in float32, with the observation groups of their task: ``actor`` and ``critic``.
+    """The envs of a ``TorchEnv`` or of other people, in float32, with the observation groups ``actor`` and ``critic``.
 
     What a step returns beside observations, rewards and dones:
 
@@ -30,7 +30,7 @@ class RslRlEnv(VecEnv):  # type: ignore[misc]
         UsageError: the task's actions are discrete, which RSL-RL has no policy for.
     """
 
-    def __init__(self, env: TorchEnv) -> None:
+    def __init__(self, env: BatchEnv) -> None:
         space = env.task.action_space
         if space.kind != "continuous":
             raise UsageError(f"RSL-RL has no policy for discrete actions, which {type(env.task).__name__} has")
@@ -82,7 +82,6 @@ class RslRlEnv(VecEnv):  # type: ignore[misc]
             self._sums.zero_()
             return self._grouped(self.env.reset()), {}
 
-    @torch.no_grad()
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Apply one action per env, ``(num_envs, num_actions)``.
 
@@ -91,7 +90,7 @@ class RslRlEnv(VecEnv):  # type: ignore[misc]
             the dictionary that the class describes.
         """
         # A runner steps in inference mode, whose tensors can't be written to afterwards: the envs live on.
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():
             transition = self.env.step(actions.to(self.device, self.env.dtype, copy=True))
             self._sums[:, :-1] += transition.terms
             self._sums[:, -1] += 1
