@@ -1,0 +1,227 @@
+"""Tasks that are not lockstep's own: suites of envs, named by prefix, and what installed packages register."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.main import main
+from lockstep.core import distributions, plugins
+from lockstep.core.distributions import Distribution
+from lockstep.core.errors import UsageError
+from lockstep.recipes.catalog import TASKS, make_task, recipe_of, require_model
+from lockstep.recipes.task_registry import GROUP as TASKS_GROUP
+from lockstep.session.make_config import make_config
+from lockstep.session.runner import GROUP as RUNNERS_GROUP
+from lockstep.session.runner import load_runner
+from tests.unit.cli_train_fixtures import refused
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Returns what puts a package on the path: its name, its entry points by group, and the code of its module."""
+
+    def install(name: str, points: dict[str, str], code: str = "") -> None:
+        folder = tmp_path / name
+        info = folder / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("".join(f"[{group}]\n{line}\n" for group, line in points.items()))
+        (folder / f"{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(str(folder))
+        plugins.registered.cache_clear()
+
+    yield install
+    plugins.registered.cache_clear()
+
+
+ENTRY = """
+from lockstep.recipes.catalog import TaskEntry
+
+def kite():
+    return TaskEntry(
+        name="kite",
+        description="fly",
+        task="lockstep.tasks.cartpole_classic.task:CartpoleClassic",
+        recipe="{module}:recipe",
+        engines=("analytic",),
+    )
+
+def recipe():
+    from lockstep.recipes.cartpole import cartpole_classic
+    return cartpole_classic().model_copy(update={{"task": "kite"}})
+"""
+
+
+def version_is(here: str | None) -> Callable[[str], str]:
+    """Return what tells the version of any distribution; None: it is not installed."""
+
+    def version(name: str) -> str:
+        if here is None:
+            raise distributions.PackageNotFoundError(name)
+        return here
+
+    return version
+
+
+def wrong(name: str) -> str:
+    with pytest.raises(UsageError) as error:
+        TASKS.get(name)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# --- suites ------------------------------------------------------------------------------------------------------
+
+
+def test_an_env_of_a_suite_is_a_task_by_its_prefix() -> None:
+    entry = TASKS.get("gymnasium/CartPole-v1")
+    assert (entry.env_id, entry.engines) == ("CartPole-v1", ("gymnasium",))
+    config = make_config("gymnasium/CartPole-v1")
+    assert (config.task, config.env.max_episode_steps) == ("gymnasium/CartPole-v1", 500)
+    task = make_task(config)
+    assert (task.action_space.kind, task.action_space.size, task.num_observations["actor"]) == ("discrete", 2, 4)
+    assert task.step_duration_s == 0.02
+
+
+def test_names_are_told_from_flags_values_without_asking_any_library() -> None:
+    assert "brax/anything" in TASKS
+    assert "gymnasium/" not in TASKS
+    assert "nothing/ant" not in TASKS
+    assert 3 not in TASKS
+    assert not any("/" in name for name in TASKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("gymnasium/HalfCheetah-v99", "HalfCheetah-v5"),
+        ("gymnasium/CartPoll-v1", "CartPole-v1"),
+        ("envpool/CartPoll-v1", "CartPole-v1"),
+        ("gymnasum/CartPole-v1", "gymnax/CartPole-v1"),
+        ("HalfCheetah-v5", "gymnasium/HalfCheetah-v5"),
+    ],
+)
+def test_an_unknown_env_is_answered_with_the_nearest(name: str, nearest: str) -> None:
+    assert f"did you mean '{nearest}'?" in wrong(name)
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [
+        (None, "t needs gymnasium, not installed here; install it with: pip install 'lockstep-rl[gymnasium]'"),
+        ("1.0.9", "t needs gymnasium from 1.1 on, below 2, and 1.0.9 is here; install it"),
+        ("2.0rc1", "t needs gymnasium from 1.1 on, below 2, and 2.0rc1 is here; install it"),
+        ("1.1.0+local", ""),
+        ("1.10", ""),
+    ],
+)
+def test_a_library_must_be_there_in_a_version_that_will_do(
+    here: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributions, "version", version_is(here))
+    library = Distribution("gymnasium", "gymnasium", at_least="1.1", below="2")
+    if words:
+        with pytest.raises(UsageError, match=re.escape(words)):
+            library.require("t")
+    else:
+        library.require("t")
+
+
+def test_an_env_whose_library_is_missing_is_refused_before_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributions, "version", version_is(None))
+    assert wrong("envpool/NotLookedUp-v1") == (
+        "task envpool/NotLookedUp-v1 needs envpool, not installed here; install it with: pip install "
+        "'lockstep-rl[envpool]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--ml_framework", "jax"], "is for ml_framework torch, not jax; use --ml_framework torch"),
+        (["--engine", "mujoco"], "has physics of its own; leave --engine out"),
+        (["--video"], "has no MuJoCo model, so there is nothing of it to be seen; leave --video and --viewer out"),
+        (["--env.decimation", "4"], "env: decimation 4 is not to be had: the env has physics of its own"),
+        (["--algorithm", "sac"], "algorithm 'sac' is not available: task gymnasium/CartPole-v1 has recipes for ppo"),
+        (["--env.kwargs", "4"], "is a mapping: write --env.kwargs.NAME VALUE"),
+    ],
+)
+def test_what_an_env_of_a_suite_can_not_be_is_said_in_one_line(flags: list[str], words: str) -> None:
+    assert words in refused("gymnasium/CartPole-v1", *flags)
+
+
+def test_a_task_of_our_own_needs_no_suite() -> None:
+    assert require_model(recipe_of("cartpole_balance")).name == "model.xml"
+
+
+# --- packages ----------------------------------------------------------------------------------------------------
+
+
+def test_a_package_registers_a_task_that_is_loaded_when_it_is_asked_for(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("kite_package", {TASKS_GROUP: "kite = kite_package:kite"}, ENTRY.format(module="kite_package"))
+    assert "kite" in TASKS
+    assert list(TASKS)[-1] == "kite"
+    assert make_config("kite").env.max_episode_steps == 500
+    assert main(["tasks"]) == 0
+    assert "kite" in [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+
+
+def test_a_broken_package_is_a_warning_and_hides_nothing(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("torn", {TASKS_GROUP: "torn = torn:entry"}, "raise RuntimeError('no wind\\ntoday')")
+    install("vain", {TASKS_GROUP: "cartpole_balance = vain:entry"})
+    assert wrong("torn") == (
+        "task 'torn' of torn can't be loaded: RuntimeError: no wind; mend or uninstall that package"
+    )
+    assert main(["tasks"]) == 0
+    printed = capsys.readouterr()
+    assert "quadruped_velocity_flat" in printed.out
+    assert printed.err.splitlines() == [
+        f"lockstep: warning: {wrong('torn')}",
+        "lockstep: warning: task 'cartpole_balance' of vain is not to be had, since lockstep has one of that name; "
+        "rename it",
+    ]
+    assert TASKS.get("cartpole_balance").task.startswith("lockstep.")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("odd_number", "entry = 5", "can't be loaded: TypeError"),
+        ("odd_result", "def entry(): return 5", "is a int, not a TaskEntry"),
+        ("odd_module", "", "has no 'entry'"),
+        (
+            "odd_name",
+            ENTRY.format(module="odd_name") + "entry = kite",
+            "calls itself 'kite'; give its entry point that",
+        ),
+    ],
+)
+def test_what_is_no_task_is_named(name: str, code: str, words: str, install: Install) -> None:
+    install(name, {TASKS_GROUP: f"{name} = {name}:entry"}, code)
+    assert words in wrong(name)
+
+
+def test_two_packages_of_one_name_are_both_named(install: Install) -> None:
+    install("left", {TASKS_GROUP: "kite = left:kite"}, ENTRY.format(module="left"))
+    install("right", {TASKS_GROUP: "kite = right:kite"}, ENTRY.format(module="right"))
+    assert wrong("kite") == "task 'kite' is registered by left and right; uninstall all but one of them"
+
+
+def test_a_package_registers_a_runner(install: Install) -> None:
+    code = """
+class Walker:
+    def __init__(self, config, env, comm): ...
+    def train(self, observer, evaluation_env): ...
+"""
+    install("walkers", {RUNNERS_GROUP: "walker = walkers:Walker"}, code)
+    assert load_runner("walker").__name__ == "Walker"
+    with pytest.raises(
+        UsageError, match=r"runner 'walkr' is not registered; did you mean 'walker'\? \(known: walker\)"
+    ):
+        load_runner("walkr")
