@@ -6,6 +6,8 @@ in ``gymnasium.make("lockstep.session.gymnasium_envs:lockstep/cartpole_balance-v
 
 from __future__ import annotations
 
+import re
+
 from lockstep.recipes.catalog import TASKS
 from lockstep.session.env_faces import GYMNASIUM
 
@@ -21,7 +23,9 @@ def register_gymnasium_envs() -> list[str]:
     GYMNASIUM.require("Gymnasium's registry")
     import gymnasium
 
-    ids = {f"{NAMESPACE}/{task}-v{VERSION}": task for task in TASKS}
+    # Gymnasium takes no other names; a package may have called a task anything.
+    names = [task for task in TASKS if re.fullmatch(r"[\w.:-]+", task)]
+    ids = {f"{NAMESPACE}/{task}-v{VERSION}": task for task in names}
     for env_id, task in ids.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(
