@@ -67,7 +67,7 @@ def _load_entry(entry_point: EntryPoint) -> TaskEntry:
     except (Exception, SystemExit) as error:
         raise UsageError(f"{what} can't be loaded: {in_one_line(error)}; mend or uninstall that package") from error
     if not isinstance(entry, TaskEntry):
-        raise UsageError(f"{what} is a {type(entry).__name__}, not a TaskEntry; mend the package's entry point")
+        raise UsageError(f"{what} is of type {type(entry).__name__}, not TaskEntry; mend the package's entry point")
     if entry.name != entry_point.name:
         raise UsageError(f"{what} calls itself {entry.name!r}; give its entry point that name")
     return entry
