@@ -14,9 +14,9 @@ from tests.unit.watched_fixtures import watched
 
 pytest.importorskip("rsl_rl", reason="needs RSL-RL: pip install 'lockstep-rl[rsl-rl]'")
 
-from rsl_rl.env import VecEnv  # type: ignore[import-untyped]
-from rsl_rl.runners import OnPolicyRunner  # type: ignore[import-untyped]
-from rsl_rl.utils.log_writer import LogWriter  # type: ignore[import-untyped]
+from rsl_rl.env import VecEnv
+from rsl_rl.runners import OnPolicyRunner
+from rsl_rl.utils.log_writer import LogWriter
 
 from lockstep.adapters.rsl_rl.env import RslRlEnv
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from rsl_rl.env import VecEnv  # type: ignore[import-untyped]
+from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
 from lockstep.core.errors import UsageError

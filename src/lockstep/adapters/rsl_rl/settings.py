@@ -1,0 +1,157 @@
+"""What RSL-RL is told: ``agent`` in its words, and ``library`` laid over it, by the names of RSL-RL's own config."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.extensions import RandomNetworkDistillation, Symmetry
+from rsl_rl.utils import resolve_callable
+
+from lockstep.core.config import combine, show
+from lockstep.core.errors import UsageError, nearest
+from lockstep.learn.agent_config import DistillationConfig
+from lockstep.learn.config import PpoConfig, TrainConfig
+
+Settings = dict[str, Any]
+
+_ACTIVATIONS = {"silu": "swish"}  # the rest is called the same
+_OURS = {
+    "num_steps_per_env": "--agent.num_steps_per_env",
+    "max_iterations": "--max_iterations",
+    "seed": "--seed",
+    "device": "--device",
+    "save_interval": "--checkpoints.interval",
+    "experiment_name": "--log_root",
+    "run_name": "--run_name",
+    "logger": "--logger",
+}
+_GIVEN = {"self", "actor", "critic", "student", "teacher", "storage", "device", "multi_gpu_cfg", "kwargs"}
+"""What an algorithm is given by RSL-RL itself."""
+_OF_A_MODEL = {"self", "obs", "obs_groups", "obs_set", "output_dim"}
+STUDENT_STD = 0.1
+"""Standard deviation of the student's actions while it learns; its means alone are trained."""
+
+
+def settings_of(config: TrainConfig) -> Settings:
+    """Return RSL-RL's config, complete but for the teacher; plain values alone.
+
+    Raises:
+        UsageError: a setting that RSL-RL has nothing for, or one of ``library`` that it does not know.
+    """
+    if config.dtype != "float32":
+        more = "; --library.algorithm.use_mixed_precision true has its update use bfloat16" * (config.dtype[0] == "b")
+        raise UsageError(f"dtype {config.dtype} is not available with rl_library rsl_rl; leave it at float32{more}")
+    is_ppo = isinstance(config.agent, PpoConfig)
+    ours = _of_ppo(config.agent_as(PpoConfig)) if is_ppo else _of_distillation(config.agent_as(DistillationConfig))
+    for name in config.library:
+        if name in _OURS:
+            raise UsageError(
+                f"library.{name} {show(config.library[name])} is for lockstep to decide; use {_OURS[name]}"
+            )
+    settings = combine(ours | {"torch_compile_mode": None}, config.library)
+    _check(settings, ours)
+    return settings
+
+
+def _of_ppo(agent: PpoConfig) -> Settings:
+    algorithm = {
+        "class_name": "PPO",
+        **{name: getattr(agent, name) for name in inspect.signature(PPO).parameters if hasattr(agent, name)},
+        "normalize_advantage_per_mini_batch": False,
+        "rnd_cfg": None,
+        "symmetry_cfg": None,
+    }
+    distribution = {"class_name": "GaussianDistribution", "init_std": agent.init_std, "std_type": "log"}
+    return {
+        "obs_groups": {"actor": ["actor"], "critic": ["critic"]},
+        "actor": _model(agent, agent.actor_hidden_dims) | {"distribution_cfg": distribution},
+        "critic": _model(agent, agent.critic_hidden_dims) | {"distribution_cfg": None},
+        "algorithm": algorithm,
+    }
+
+
+def _of_distillation(agent: DistillationConfig) -> Settings:
+    for name in ("gamma", "critic_hidden_dims"):
+        value = getattr(agent, name)
+        if value != type(agent).model_fields[name].default:
+            raise UsageError(f"agent.{name} {show(value)} has no meaning for algorithm distillation; leave it out")
+    num_steps = agent.num_learning_epochs * agent.num_steps_per_env
+    if lost := num_steps % agent.gradient_length:
+        fitting = [length for length in range(1, num_steps + 1) if num_steps % length == 0]
+        closest = min(fitting, key=lambda length: abs(length - agent.gradient_length))
+        raise UsageError(
+            f"agent.gradient_length {agent.gradient_length} does not divide the {num_steps} env steps of an update, "
+            f"of which the last {lost} would teach nothing; use {closest}"
+        )
+    names = [name for name in inspect.signature(Distillation).parameters if hasattr(agent, name)]
+    distribution = {"class_name": "GaussianDistribution", "init_std": STUDENT_STD, "std_type": "log"}
+    return {
+        "obs_groups": {"student": ["actor"]},
+        "student": _model(agent, agent.actor_hidden_dims) | {"distribution_cfg": distribution | {"learn_std": False}},
+        "algorithm": {"class_name": "Distillation"} | {name: getattr(agent, name) for name in names},
+    }
+
+
+def _model(agent: PpoConfig | DistillationConfig, hidden_dims: tuple[int, ...]) -> Settings:
+    model: Settings = {
+        "class_name": "MLPModel",
+        "hidden_dims": list(hidden_dims),
+        "activation": _ACTIVATIONS.get(agent.activation, agent.activation),
+        "obs_normalization": agent.normalize_observations,
+    }
+    if agent.recurrent == "none":
+        return model
+    memory = {"rnn_type": agent.recurrent, "rnn_hidden_dim": agent.recurrent_hidden_dim, "rnn_num_layers": 1}
+    return model | {"class_name": "RNNModel"} | memory
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check(settings: Settings, ours: Settings) -> None:
+    _known("library", settings, {*ours, "torch_compile_mode"})
+    for name, group in settings.items():
+        if name != "torch_compile_mode" and not isinstance(group, Mapping):
+            raise UsageError(f"library.{name} is a group of settings, not {show(group)}")
+    algorithm = settings["algorithm"]
+    own = ours["algorithm"]["class_name"]
+    if algorithm["class_name"] != own:
+        raise UsageError(
+            f"library.algorithm.class_name {show(algorithm['class_name'])} is not available, for lockstep keeps the "
+            f"ranks of {own} itself in step; leave it out, or bring a runner of your own (--runner)"
+        )
+    kind = PPO if own == "PPO" else Distillation
+    _known("library.algorithm", algorithm, {*_parameters(kind) - _GIVEN, "class_name", "share_cnn_encoders"})
+    for name, extension, given in (
+        ("rnd_cfg", RandomNetworkDistillation, {"self", "num_states", "obs_groups", "device"}),
+        ("symmetry_cfg", Symmetry, {"self", "env"}),
+    ):
+        if algorithm.get(name) is not None:
+            _known(f"library.algorithm.{name}", algorithm[name], _parameters(extension) - given)
+    if algorithm.get("rnd_cfg") is not None:
+        settings["obs_groups"] = {"rnd_state": ["actor"]} | settings["obs_groups"]
+    for name in settings.keys() & {"actor", "critic", "student"}:
+        _check_class(f"library.{name}", settings[name], _OF_A_MODEL)
+        if settings[name].get("distribution_cfg"):
+            _check_class(f"library.{name}.distribution_cfg", settings[name]["distribution_cfg"], {"self", "output_dim"})
+
+
+def _check_class(name: str, settings: Mapping[str, Any], given: set[str]) -> None:
+    try:
+        kind = resolve_callable(settings["class_name"])
+    except (ValueError, TypeError, ImportError, AttributeError, KeyError) as error:
+        raise UsageError(f"{name}.class_name {show(settings.get('class_name'))} can't be found: {error}") from None
+    parameters = _parameters(kind) - given
+    if "kwargs" not in parameters:
+        _known(name, settings, {*parameters, "class_name"})
+
+
+def _parameters(kind: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(kind).parameters)
+
+
+def _known(prefix: str, settings: Mapping[str, Any], known: set[str]) -> None:
+    for name, value in settings.items():
+        if name not in known:
+            raise UsageError(f"{prefix}.{name} {show(value)} is no setting of rsl_rl{nearest(name, sorted(known))}")
