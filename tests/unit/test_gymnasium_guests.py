@@ -1,0 +1,228 @@
+"""Gymnasium's envs in ours: every episode ends with its own last observation, and no step is dead."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.adapters.gymnasium import specs
+from lockstep.cli.main import main
+from lockstep.core.errors import UsageError
+from lockstep.envs.batch_env import BatchEnv
+from lockstep.envs.guest_env import GuestEnv
+from lockstep.recipes.catalog import make_task
+from lockstep.session.make_config import make_config
+from lockstep.session.make_env import build_env, make_env
+from tests.unit.guest_fixtures import Counting, counting, played
+
+__all__ = ["counting"]
+
+
+@pytest.fixture(autouse=True)
+def forget_facts() -> Iterator[None]:
+    specs._facts_of.cache_clear()
+    yield
+    specs._facts_of.cache_clear()
+
+
+def make(task: str, num_envs: int = 2, **settings: Any) -> GuestEnv:
+    env = make_env(task, num_envs, device="cpu", **settings)
+    assert isinstance(env, GuestEnv)
+    return env
+
+
+def still(env: BatchEnv) -> torch.Tensor:
+    space = env.task.action_space
+    continuous = space.kind == "continuous"
+    return torch.zeros((env.num_envs, space.size)) if continuous else torch.zeros(env.num_envs, dtype=torch.int64)
+
+
+def numbers(env: BatchEnv) -> list[float]:
+    found: list[float] = env.observations["actor"][:, 1].tolist()
+    return found
+
+
+# --- episodes ----------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_ends_with_its_own_last_observation_and_the_next_begins_in_the_same_step(counting: str) -> None:
+    env = make(counting, 3)
+    counts, lengths = [0, 0, 0], [0, 0, 0]
+    seen_numbers = numbers(env)
+    ended = 0
+    for _ in range(20):
+        before = numbers(env)
+        transition = env.step(still(env))
+        final, now = transition.final_observations["actor"], transition.observations["critic"]
+        for row in range(3):
+            counts[row] += 1
+            assert final[row].tolist() == [counts[row], pytest.approx(before[row])]
+            assert transition.reward[row] == counts[row]
+            assert not transition.truncated[row]
+            if transition.terminated[row]:
+                ended += 1
+                lengths[row] = counts[row]
+                assert 2 <= lengths[row] <= 5
+                assert now[row, 0] == 0
+                assert now[row, 1] not in seen_numbers
+                seen_numbers.append(float(now[row, 1]))
+                counts[row] = 0
+            else:
+                assert torch.equal(now[row], final[row])
+    assert ended >= 12
+    assert len(Counting.actions) == 60  # a step of each env each time, and none is lost to a reset
+    *_, length_sum, count = env.episodes.take().tolist()
+    assert count == ended
+    assert length_sum == 60 - sum(counts)
+
+
+def test_the_time_limit_cuts_and_an_end_at_the_limit_is_an_end(counting: str) -> None:
+    env = make(counting, 8, max_episode_steps=3)
+    lengths = [played(seed)[1] for seed in env._seeds(np.arange(8)).tolist()]
+    assert {2, 3} & set(lengths)
+    assert max(lengths) > 3
+    env.step(still(env))
+    second, third = env.step(still(env)), env.step(still(env))
+    for row, length in enumerate(lengths):
+        assert second.terminated[row] == (length == 2)
+        if length > 2:
+            assert third.terminated[row] == (length == 3)
+            assert third.truncated[row] == (length > 3)
+            assert third.final_observations["critic"][row, 0] == 3
+
+
+def test_first_episodes_may_be_cut_shorter_and_are_not_counted(counting: str) -> None:
+    env = make(counting, 64, max_episode_steps=2, randomize_initial_episode_length=True)
+    first = env.step(still(env))
+    assert 0 < first.truncated.sum() < 64
+    assert env.episodes.take()[-1] == 0
+
+
+def test_an_envs_episodes_depend_on_seed_streams_and_global_id_alone(counting: str) -> None:
+    whole = make_config(counting, num_envs=4, device="cpu", agent={"num_mini_batches": 1})
+    together = build_env(whole)
+    last = build_env(whole, num_envs=1, first_env_id=3)
+    evaluation = build_env(whole, streams="evaluation")
+    assert len({*numbers(together), *numbers(evaluation)}) == 8
+    begun = numbers(together)
+    for _ in range(12):
+        for env in (together, last):
+            env.step(still(env))
+        assert torch.equal(together.observations["actor"][3:], last.observations["actor"])
+    together.reset()
+    assert numbers(together) == begun
+
+
+def test_a_rank_may_have_no_envs(counting: str) -> None:
+    config = make_config(counting, num_envs=4, device="cpu", agent={"num_mini_batches": 1})
+    env = build_env(config, num_envs=0)
+    transition = env.step(torch.zeros((0, 4)))
+    assert transition.final_observations["critic"].shape == (0, 2)
+    assert env.reset()["actor"].shape == (0, 2)
+
+
+def test_what_is_not_finite_ends_the_episode_and_reaches_nobody(counting: str) -> None:
+    env = make(counting, 8, kwargs={"breaks_at": 2})
+    env.step(still(env))
+    before = env.observations["actor"]
+    broken = env.step(still(env))
+    assert broken.terminated.all()
+    assert env.num_diverged == 8
+    assert broken.reward.tolist() == [0.0] * 8
+    assert torch.equal(broken.final_observations["actor"], before)
+    assert broken.observations["actor"][:, 0].tolist() == [0.0] * 8
+
+
+def test_a_run_that_goes_on_meets_new_episodes(counting: str) -> None:
+    env, other = make(counting, 3), make(counting, 3)
+    had = set(numbers(env))
+    for _ in range(6):
+        env.step(still(env))
+        had |= set(numbers(env))
+    other.load_state_dict(env.state_dict())
+    assert other.num_steps == 6
+    assert not had & set(numbers(other))
+    assert other.observations["actor"][:, 0].tolist() == [0.0] * 3
+
+
+def test_envs_in_processes_of_their_own_do_the_same() -> None:
+    runs = []
+    for vectorization in ("sync", "async"):
+        env = make("gymnasium/Pendulum-v1", 2, vectorization=vectorization, max_episode_steps=3)
+        seen = [env.observations["actor"]]
+        for step in range(5):
+            transition = env.step(torch.full((2, 1), 0.1 * step))
+            seen += [transition.final_observations["actor"], transition.observations["actor"]]
+            seen += [transition.reward.unsqueeze(1).expand(2, 3), transition.truncated.unsqueeze(1).expand(2, 3)]
+        env.close()
+        runs.append(torch.cat(seen))
+    assert torch.equal(*runs)
+
+
+# --- spaces ------------------------------------------------------------------------------------------------------
+
+
+def test_continuous_actions_are_laid_over_the_bounds_and_clipped(counting: str) -> None:
+    env = make(counting, 1)
+    env.step(torch.tensor([[0.25, 0.5, 7.0, -3.0]]))
+    env.step(torch.tensor([[-4.0, 9.0, -7.0, 3.0]]))
+    # Bounds: -2..2, 0..1, none, 0 and above.
+    assert [action.tolist() for action in Counting.actions] == [[0.5, 0.75, 7.0, 0.0], [-2.0, 1.0, -7.0, 3.0]]
+
+
+def test_choices_begin_where_the_env_lets_them_begin(counting: str) -> None:
+    env = make(counting, 2, kwargs={"action": "discrete"})
+    env.step(torch.tensor([0, 2]))
+    assert Counting.actions == [5, 7]
+
+
+def test_observations_of_several_parts_become_one_flat_array(counting: str) -> None:
+    env = make(counting, 1, kwargs={"observation": "nested"})
+    env.step(still(env))
+    # In the order of the names: on (two of them), where, which (one number for each of 1, 2, 3).
+    assert env.observations["actor"].tolist() == [[1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        (
+            {"action": "several"},
+            "has actions of kind MultiDiscrete; a policy here gives real numbers (Box) or one",
+        ),
+        ({"action": "whole"}, "has actions of kind Box of int64; a policy here gives real numbers"),
+        ({"observation": "text"}, "has observations of kind Text; a policy here takes a fixed number"),
+        ({"colour": "red"}, "Gymnasium can't make env 'LockstepTest-v0': TypeError"),
+    ],
+)
+def test_what_no_policy_here_deals_with_is_refused_by_name(kwargs: dict[str, str], words: str, counting: str) -> None:
+    with pytest.raises(UsageError) as error:
+        make_task(make_config(counting, env={"kwargs": kwargs}))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def test_a_training_learns_is_resumed_and_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = "gymnasium/CartPole-v1"
+    assert main(["train", task, "--device", "cpu", "--max_iterations", "15", "--agent.num_steps_per_env", "24"]) == 0
+    (run,) = (tmp_path / "logs" / "gymnasium" / "CartPole-v1").iterdir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["mean_return"] < 30
+    assert lines[-1]["eval/mean_return"] > 60
+    capsys.readouterr()
+    assert main(["train", task, "--device", "cpu", "--max_iterations", "16", "--resume"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("gymnasium can't save its envs, so each of them begins a new episode here") == 1
+    assert json.loads((run / "progress.json").read_text())["iteration"] == 16
+    assert main(["play", "--run", str(run), "--num_episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["task"] == task
