@@ -7,7 +7,7 @@ directory, resume and display, let lockstep run it instead: lockstep train_multi
 import statistics
 
 import torch
-from rsl_rl.runners import OnPolicyRunner  # type: ignore[import-untyped]
+from rsl_rl.runners import OnPolicyRunner
 
 import lockstep
 
