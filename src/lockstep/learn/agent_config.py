@@ -164,7 +164,7 @@ class DistillationConfig(AgentConfig):
 
     num_learning_epochs: Count = Field(1, description="passes over the rollout per iteration")
     teacher: str = Field("", description="checkpoint or run of rl_library rsl_rl whose policy is the teacher")
-    gradient_length: Count = Field(15, description="env steps between gradient steps, through which a memory learns")
+    gradient_length: Count = Field(8, description="env steps between gradient steps, through which a memory learns")
     loss_type: Literal["mse", "huber"] = Field("mse", description="of the difference between the two's actions")
     recurrent: Literal["none", "gru", "lstm"] = Field("none", description="the student's memory")
     recurrent_hidden_dim: Width = Field(64, description="width of the memory")

@@ -53,7 +53,9 @@ class TorchPolicy:
         actor = torch.as_tensor(observations["actor"] if isinstance(observations, dict) else observations)
         if actor.ndim != 2 or actor.shape[1] != self.num_observations:
             raise ValueError(f"observations have shape {tuple(actor.shape)}, not (num_envs, {self.num_observations})")
-        groups = {"actor": actor.to(next(self.network.parameters()))}
+        like = next(self.network.parameters())
+        others = observations if isinstance(observations, dict) else {}
+        groups = {name: torch.as_tensor(group).to(like) for name, group in {**others, "actor": actor}.items()}
         with torch.no_grad():
             memory = self._memory
             if memory is None or memory.shape[1] != groups["actor"].shape[0]:

@@ -51,6 +51,8 @@ class RslRlPolicy(nn.Module):
 
     def most_likely(self, observations: Observations, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the means of the actions ``(num_envs, size)``, and the new memory."""
+        if missing := [name for name in self.groups if name not in observations]:
+            raise ValueError(f"the policy looks at the observation groups {self.groups}, and {missing} are not given")
         layer = self._layer
         if layer is None:
             return self.model(observations), memory

@@ -121,6 +121,9 @@ class GuestLearner(Protocol):
     def load_policy(config: TrainConfig, state: Mapping[str, Any], task: Task) -> Any:
         """Return the ``GuestPolicy`` of a state, on the CPU, without envs and without ranks."""
 
+    # A learner may also have ``require_ready()``, which raises UsageError, once all checkpoints are loaded and before
+    # anything is written, if it can't start.
+
 
 class GuestTraining:
     """A training by a learner of another library, on this rank.
@@ -155,6 +158,10 @@ class GuestTraining:
         """The actor."""
         policy: GuestPolicy = self.learner.policy
         return policy
+
+    def require_ready(self) -> None:
+        """Raise UsageError if the learner lacks what only a file, or a checkpoint, can bring."""
+        getattr(self.learner, "require_ready", lambda: None)()
 
     @property
     def so_far(self) -> Metrics:
