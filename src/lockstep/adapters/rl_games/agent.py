@@ -95,6 +95,12 @@ class InStep(A2CBase):  # type: ignore[misc]
         plain_central_value: the model of the central value network, or None.
     """
 
+    model: Any
+    scheduler: Any
+    writer: Any
+    plain_central_value: Any
+    _central_value_loss: Any
+
     def __init__(self, params: dict[str, Any], env: RlGamesEnv, comm: Comm) -> None:
         self.comm = comm
         config = params["config"]
@@ -192,9 +198,9 @@ class InStep(A2CBase):  # type: ignore[misc]
     def env_step(self, actions: torch.Tensor) -> Any:
         """Step the envs; note the value of where the time limit ended an episode, for ``LateRewards``."""
         result = super().env_step(actions)
-        rows = self.vec_env.last.truncated.nonzero().squeeze(1) if self.value_bootstrap else ()
         self._late.to_come = None
-        if len(rows):
+        rows = self.vec_env.last.truncated.nonzero().squeeze(1)
+        if self.value_bootstrap and len(rows):
             self._late.to_come = torch.zeros((self.num_actors, 1), device=self.device)
             self._late.to_come[rows] = self.gamma * self._final_values(rows)
         return result

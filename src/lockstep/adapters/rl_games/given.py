@@ -85,8 +85,8 @@ def check_given(config: TrainConfig) -> None:
     _check_namesakes(config, given, settings)
 
 
-def require_fit(params: Mapping[str, Any], config: TrainConfig, task: Task, num_envs: int) -> None:
-    """Check what rl_games is told in the end against the task and this rank's envs.
+def require_fit(params: Mapping[str, Any], config: TrainConfig, task: Task) -> None:
+    """Check what rl_games is told in the end against the task and the rank's envs.
 
     Raises:
         UsageError: another algorithm or kind of actions, or minibatches that don't divide the samples.
@@ -104,12 +104,7 @@ def require_fit(params: Mapping[str, Any], config: TrainConfig, task: Task, num_
             raise UsageError(f"library.network.space has {other}, and the actions of {config.task} are {kind}")
     if params["model"].get("name") == "continuous_a2c":
         raise UsageError("library.model.name continuous_a2c fails in rl_games 1.6.5 itself; use continuous_a2c_logstd")
-    settings = params["config"]
-    sections = {"library.config": settings}
-    if "central_value_config" in settings:
-        sections["library.config.central_value_config"] = settings["central_value_config"]
-    for name, section in sections.items():
-        _num_mini_batches(name, section, settings, num_envs)
+    _numbers_of_mini_batches(params)
 
 
 def require_envs(shares: Sequence[int]) -> None:
@@ -120,19 +115,26 @@ def require_envs(shares: Sequence[int]) -> None:
         )
 
 
-def require_equal_numbers(params: Mapping[str, Any], shares: Sequence[int]) -> None:
-    """Raise UsageError unless all ranks have as many minibatches, whatever their number of envs."""
+def require_equal_numbers(by_rank: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UsageError unless what every rank tells rl_games makes equally many minibatches."""
+    first, *others = [_numbers_of_mini_batches(params) for params in by_rank]
+    for numbers in others:
+        for name, number in numbers.items():
+            if number != first[name]:
+                raise UsageError(
+                    f"{name}.minibatch_size makes {first[name]} minibatches on one rank and {number} on another, which "
+                    "must make equally many; use minibatch_size_per_env, or leave it out, for agent.num_mini_batches"
+                )
+
+
+def _numbers_of_mini_batches(params: Mapping[str, Any]) -> dict[str, int]:
+    """Return by section how many minibatches an epoch has."""
     settings = params["config"]
     sections = {"library.config": settings}
     if "central_value_config" in settings:
         sections["library.config.central_value_config"] = settings["central_value_config"]
-    for name, section in sections.items():
-        numbers = [_num_mini_batches(name, section, settings, share) for share in shares]
-        if len(set(numbers)) > 1:
-            raise UsageError(
-                f"{name}.minibatch_size {section['minibatch_size']} makes {', '.join(map(str, numbers))} minibatches "
-                "on the ranks, which must make equally many; use agent.num_mini_batches, or minibatch_size_per_env"
-            )
+    num_envs = settings["num_actors"]
+    return {name: _num_mini_batches(name, section, settings, num_envs) for name, section in sections.items()}
 
 
 def _num_mini_batches(name: str, section: Mapping[str, Any], settings: Mapping[str, Any], num_envs: int) -> int:

@@ -17,7 +17,7 @@ from lockstep.envs.torch_env import TorchEnv
 from lockstep.learn.config import PpoConfig, TrainConfig
 
 _COUNTERS = ("epoch_num", "frame", "last_lr", "entropy_coef")
-_CENTRAL_VALUE_COUNTERS = ("epoch_num", "frame", "lr")
+_CENTRAL_VALUE_COUNTERS = ("epoch_num", "lr")
 
 
 class RlGamesLearner:
@@ -37,8 +37,9 @@ class RlGamesLearner:
         shares = config.envs_by_rank(comm.world_size)
         require_envs(shares)
         self._sees_more = any(text == "True" for text in comm.gather_text(str(_sees_more(env)), "observations"))
-        params = params_of(config, env.task, env.num_envs, self._sees_more)
-        require_equal_numbers(params, shares)
+        by_rank = [params_of(config, env.task, share, self._sees_more) for share in shares]
+        require_equal_numbers(by_rank)
+        params = by_rank[comm.rank]
         has_central_value = "central_value_config" in params["config"]
         self._steps_per_iteration = sum(shares) * agent.num_steps_per_env
         self.agent = make_agent(copy.deepcopy(params), RlGamesEnv(env, has_central_value), comm)

@@ -62,7 +62,7 @@ def params_of(config: TrainConfig, task: Task, num_envs: int, sees_more: bool) -
         "print_stats": False,
         "use_diagnostics": False,
     }
-    require_fit(params, config, task, num_envs)
+    require_fit(params, config, task)
     return params
 
 
