@@ -149,6 +149,21 @@ def test_a_run_that_goes_on_meets_new_episodes(counting: str) -> None:
     assert other.observations["actor"][:, 0].tolist() == [0.0] * 3
 
 
+def test_episodes_may_be_broken_off_and_moved_on_as_in_our_own_envs(counting: str) -> None:
+    env = make(counting, 3, max_episode_steps=50)
+    env.step(still(env))
+    numbers_before = numbers(env)
+    env.restart(torch.tensor([True, False, True]))
+    assert env.observations["actor"][:, 0].tolist() == [0.0, 1.0, 0.0]
+    assert [now == before for now, before in zip(numbers(env), numbers_before, strict=True)] == [False, True, False]
+    assert env.episode_length.tolist() == [0, 1, 0]
+    env.episode_length = torch.tensor([49, 1, 0])
+    assert env.step(still(env)).truncated.tolist() == [True, False, False]
+    env.seed_streams(99)
+    env.reset()
+    assert not set(numbers(env)) & set(numbers_before)
+
+
 def test_envs_in_processes_of_their_own_do_the_same() -> None:
     runs = []
     for vectorization in ("sync", "async"):

@@ -138,8 +138,8 @@ class GuestEnv:
         self._action_shape = (num_envs, space.size) if space.kind == "continuous" else (num_envs,)
         self._host_ids = first_env_id + np.arange(num_envs, dtype=np.int32)
         self.env_ids = torch.from_numpy(self._host_ids).to(device, copy=True)
-        self._seed_stream = Stream(seed, f"{streams}/episode", xp)
-        self._length_stream = Stream(seed, f"{streams}/initial_episode_length", xp)
+        self._streams = streams
+        self.seed_streams(seed)
         self.episodes = EpisodeStatistics(len(task.reward_terms) + len(task.metric_terms), num_envs, device)
         self.num_diverged = torch.zeros((), dtype=torch.int64, device=device)
         self.observations: Observations
@@ -157,6 +157,20 @@ class GuestEnv:
     def episode_length(self, lengths: torch.Tensor) -> None:
         self._episode_length = lengths.cpu().numpy().astype(np.int64)
 
+    @property
+    def episode_length(self) -> torch.Tensor:
+        """``(num_envs,)`` int64 env steps that count towards the time limit; may be set, as ``TorchEnv``'s may."""
+        return torch.from_numpy(self._episode_length).to(self.device, copy=True)
+
+    @episode_length.setter
+    def episode_length(self, lengths: torch.Tensor) -> None:
+        self._episode_length = lengths.cpu().numpy().astype(np.int64)
+
+    def seed_streams(self, seed: int) -> None:
+        """Take the seeds of episodes from those of another seed from now on."""
+        self._seed_stream = Stream(seed, f"{self._streams}/episode", xp)
+        self._length_stream = Stream(seed, f"{self._streams}/initial_episode_length", xp)
+
     # --- the steps of an episode ---------------------------------------------------------------------------------
 
     def reset(self) -> Observations:
@@ -165,6 +179,15 @@ class GuestEnv:
         self._episode_number[:] = 0
         self._episode_length = self._initial_episode_lengths()
         self._begin()
+        return self.observations
+
+    def restart(self, mask: torch.Tensor) -> Observations:
+        """Break off the episodes of the envs of ``mask (num_envs,)`` bool; return the observations of all."""
+        rows = mask.cpu().numpy().nonzero()[0]
+        if rows.size:
+            self._seen = self._after_restart(rows, self._seen)
+            self.observations = self._groups(self._seen)
+            self.episodes.forget(mask)
         return self.observations
 
     def step(self, action: torch.Tensor) -> Transition:
@@ -183,12 +206,8 @@ class GuestEnv:
         truncated = (step.truncated | (self._episode_length >= self.config.max_episode_steps)) & ~terminated
         done = terminated | truncated
         final = np.where(whole[:, None], step.observations, self._seen)
-        now = final.copy()
         rows = done.nonzero()[0]
-        if rows.size:
-            self._episode_number[rows] += 1
-            self._episode_length[rows] = 0
-            now[rows] = self.engine.restart(rows, self._seeds(rows))
+        now = self._after_restart(rows, final) if rows.size else final
         final_observations = self._groups(final)
         self.observations = self._groups(now) if rows.size else final_observations
         self._seen = now
@@ -202,6 +221,14 @@ class GuestEnv:
     def summarise(self, sums: Sequence[float]) -> dict[str, float | None]:
         """Turn sums over finished episodes into metrics by name, as ``TorchEnv.summarise`` does."""
         return summarise(sums, self.task.reward_terms, self.task.metric_terms)
+
+    def _after_restart(self, rows: np.ndarray, observations: np.ndarray) -> np.ndarray:
+        """Let the envs of ``rows`` begin their next episodes; return the observations of all, a copy."""
+        self._episode_number[rows] += 1
+        self._episode_length[rows] = 0
+        now = observations.copy()
+        now[rows] = self.engine.restart(rows, self._seeds(rows))
+        return now
 
     def _begin(self) -> None:
         """Let every env begin the episode that its number says."""
@@ -243,7 +270,7 @@ class GuestEnv:
         """Return how many episodes each env has had; what an env is in the middle of, its library does not tell."""
         return {
             "num_steps": self.num_steps,
-            "episode_length": torch.from_numpy(self._episode_length).to(self.device, copy=True),
+            "episode_length": self.episode_length,
             "episode_number": torch.from_numpy(self._episode_number).to(self.device, copy=True),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,10 @@ class EnvPoolEnvs:
     def start(self, seeds: np.ndarray) -> np.ndarray:
         """Make the pool, anew if there is one: its seeds are for good."""
         self.close()
-        self._pool = envpool.make_gymnasium(self._env_id, seed=seeds.tolist(), **self._settings)
-        observations, _ = self._pool.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that float64 bounds are cast to the observations' float32
+            self._pool = envpool.make_gymnasium(self._env_id, seed=seeds.tolist(), **self._settings)
+            observations, _ = self._pool.reset()
         return self._encode(observations)
 
     def restart(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
