@@ -157,15 +157,6 @@ class GuestEnv:
     def episode_length(self, lengths: torch.Tensor) -> None:
         self._episode_length = lengths.cpu().numpy().astype(np.int64)
 
-    @property
-    def episode_length(self) -> torch.Tensor:
-        """``(num_envs,)`` int64 env steps that count towards the time limit; may be set, as ``TorchEnv``'s may."""
-        return torch.from_numpy(self._episode_length).to(self.device, copy=True)
-
-    @episode_length.setter
-    def episode_length(self, lengths: torch.Tensor) -> None:
-        self._episode_length = lengths.cpu().numpy().astype(np.int64)
-
     def seed_streams(self, seed: int) -> None:
         """Take the seeds of episodes from those of another seed from now on."""
         self._seed_stream = Stream(seed, f"{self._streams}/episode", xp)
