@@ -217,7 +217,7 @@ def _settings_in(arguments: Arguments, config: TrainConfig) -> dict[str, Any]:
 
 def _devices_of_process(values: Mapping[str, Any], recipe: TrainConfig, world_size: int) -> int:
     """Return how many ranks each process will be."""
-    names = ("ml_framework", "device", "num_devices", "enable_multi_devices")
+    names = ("ml_framework", "rl_library", "device", "num_devices", "enable_multi_devices")
     config = merge(recipe, {name: values[name] for name in names if name in values})
     return count_ranks(config, world_size) // world_size
 

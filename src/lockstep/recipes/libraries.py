@@ -94,7 +94,7 @@ LIBRARIES.register(
         },
         learners={
             "torch": "lockstep.adapters.skrl.torch_learner:SkrlLearner",
-            "jax": "lockstep.adapters.skrl.jax_learner:SkrlTraining",
+            "jax": "lockstep.adapters.skrl.jax_learner:SkrlLearner",
         },
         distribution="skrl",
         extra="skrl",

@@ -143,6 +143,8 @@ def _put_together(
 
 def _from_jax(policy: Any) -> Reactive | Recurrent:
     """Return a policy of JAX in torch's layers."""
+    if policy.config.rl_library != OWN:
+        return _put_together(*policy.algorithm.parts(policy.replicated))
     space: ActionSpace = policy.algorithm.env.task.action_space
     agent, weights = policy.config.agent, policy.algorithm.weights(policy.replicated)
     if isinstance(agent, SacConfig):

@@ -14,6 +14,7 @@ from lockstep.core.files import exists
 from lockstep.core.registry import Registry, load
 from lockstep.distributed.local_devices import count_local_devices
 from lockstep.learn.resuming import HEADER_FILE
+from lockstep.recipes.libraries import OWN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,7 +226,8 @@ class Framework(Protocol):
 
 def count_ranks(config: TrainConfig, num_processes: int) -> int:
     """Return how many ranks so many processes will be. Nothing is loaded, and no device is started."""
-    if not (FRAMEWORKS.get(config.ml_framework).ranks_are_devices and config.enable_multi_devices):
+    several = config.enable_multi_devices and config.rl_library == OWN  # others compute on one device of each process
+    if not (FRAMEWORKS.get(config.ml_framework).ranks_are_devices and several):
         return num_processes
     return num_processes * count_local_devices(config.device, config.num_devices, num_processes)
 

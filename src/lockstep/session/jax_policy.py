@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,11 @@ from lockstep.envs.jax_env import EnvNoise, EnvState, JaxEnv
 from lockstep.learn.jax import checkpoint
 from lockstep.learn.jax.algorithm import TrainState
 from lockstep.learn.jax.evaluation import run_episodes
+from lockstep.learn.jax.guest import load_actor
 from lockstep.learn.jax.nests import flatten, from_nest, plain_shapes, to_nest, with_keys
 from lockstep.learn.jax.statistics import local_parameters
 from lockstep.learn.resuming import incomplete_in_words, require_like
+from lockstep.recipes.libraries import OWN, library_of
 from lockstep.session.framework import Episodes, Frame
 from lockstep.session.jax_envs import build_env, platform_of
 from lockstep.session.make_config import make_config
@@ -108,12 +110,8 @@ def load_policy(path: Path, device: str, algorithm_of: Callable[[TrainConfig], t
     """
     content = checkpoint.load(path)
     config = make_config(**content["config"])
-    kind = algorithm_of(config)
-    missing = [name for name in ("act", "initial_memory") if not callable(getattr(kind, name, None))]
-    if missing:
-        raise UsageError(
-            f"checkpoint {path} is of {kind.__name__}, which has no {missing[0]}(); give it one to play it"
-        )
+    if config.rl_library == OWN:
+        _require_actor(algorithm_of(config), path)
     choose_platform(device, 0)
     jax_programs.keep()
     ranks = make_mesh(choose_devices(device, 1)[:1])
@@ -121,15 +119,34 @@ def load_policy(path: Path, device: str, algorithm_of: Callable[[TrainConfig], t
         # A policy needs sizes and dtype of it: whichever engine starts without compiling will do, the run's or not.
         env = build_env(merge(config, {"engine": "auto"}), "cpu", resources)
         with incomplete_in_words(path):
-            # As one rank with all envs, however many it was that trained; nobody can tell how many without a row each.
-            rows = [array.shape[0] for array in flatten(content["sharded"]).values()]
-            num_envs = int(rows[0]) if rows else int(np.sum(config.num_envs))
-            algorithm: Any = kind(merge(config, {"num_envs": num_envs}), env, None)
-            shapes = _replicated_shapes(algorithm, num_envs, ranks)
+            if config.rl_library == OWN:
+                algorithm, shapes = _own_algorithm(algorithm_of(config), config, content, env, ranks)
+            else:
+                algorithm = load_actor(library_of(config).learners["jax"], config, env.task)
+                shapes = algorithm.shapes()
             require_like(content["replicated"], to_nest(plain_shapes(shapes)), path, "replicated")
             tree = from_nest(content["replicated"], shapes)
         replicated = with_keys(ranks.replicate(tree), shapes)
     return JaxPolicy(config, content["iteration"], algorithm, replicated, env, ranks)
+
+
+def _require_actor(kind: type[Algorithm], path: Path) -> None:
+    missing = [name for name in ("act", "initial_memory") if not callable(getattr(kind, name, None))]
+    if missing:
+        raise UsageError(
+            f"checkpoint {path} is of {kind.__name__}, which has no {missing[0]}(); give it one to play it"
+        )
+
+
+def _own_algorithm(
+    kind: Any, config: TrainConfig, content: Mapping[str, Any], env: JaxEnv, ranks: RankMesh
+) -> tuple[Any, Any]:
+    """Return the algorithm of a checkpoint, and the shapes of its replicated state."""
+    # As one rank with all envs, however many it was that trained; nobody can tell how many without a row each.
+    rows = [array.shape[0] for array in flatten(content["sharded"]).values()]
+    num_envs = int(rows[0]) if rows else int(np.sum(config.num_envs))
+    algorithm: Any = kind(merge(config, {"num_envs": num_envs}), env, None)
+    return algorithm, _replicated_shapes(algorithm, num_envs, ranks)
 
 
 def in_float32(policy: JaxPolicy) -> JaxPolicy:

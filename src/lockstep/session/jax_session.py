@@ -18,7 +18,8 @@ from lockstep.distributed.jax_group import is_set_up, join
 from lockstep.distributed.topology import require_distributed
 from lockstep.learn.jax import checkpoint
 from lockstep.learn.jax.algorithm import Algorithm
-from lockstep.learn.jax.loop import JaxRunner
+from lockstep.learn.jax.loop import GuestRunner, JaxRunner
+from lockstep.recipes.libraries import OWN, library_of
 from lockstep.session.framework import Content, Episodes, Frame, Learner, Stepper, Team, count_ranks
 from lockstep.session.jax_envs import build_env, check_room, platform_of
 from lockstep.session.placement import compare, describe_rank
@@ -49,6 +50,15 @@ class _Runner(JaxRunner):
             return super().train(observer, evaluation_env)
 
 
+class _GuestRunner(GuestRunner):
+    """The same for a learner of another library."""
+
+    def train(self, observer: Observer, evaluation_env: object = None) -> Status:
+        """Go on training up to ``max_iterations``, or until the observer asks to stop."""
+        with lost_processes_in_words("an iteration"):
+            return super().train(observer, evaluation_env)
+
+
 class JaxFramework:
     """The ``Framework`` jax."""
 
@@ -59,8 +69,10 @@ class JaxFramework:
         return None if is_set_up() else count_ranks(config, num_processes)
 
     def check(self, config: TrainConfig, num_processes: int) -> None:
-        """Check lockstep's own learner."""
-        if not config.runner:
+        """Check lockstep's own learner, or what another library's can't do: it is not loaded."""
+        if config.rl_library != OWN:
+            _check_guest(config)
+        elif not config.runner:
             self._require_distributed(config, num_processes)
 
     def check_runner(self, config: TrainConfig, world_size: int, *, starts_from: str = "") -> None:
@@ -86,7 +98,8 @@ class JaxFramework:
 
     def join(self, config: TrainConfig) -> Team:
         """Meet the other processes; a rank is a device of the mesh of all."""
-        mesh, comm = join(config.device, num_devices=config.num_devices, multi_devices=config.enable_multi_devices)
+        several = config.enable_multi_devices and config.rl_library == OWN
+        mesh, comm = join(config.device, num_devices=config.num_devices, multi_devices=several)
         devices = mesh.mesh.devices.flat
         own = {"devices": {rank: name_of(devices[rank]) for rank in mesh.local_ranks}}
         device = kind_of(devices[mesh.local_ranks[0]])
@@ -94,11 +107,12 @@ class JaxFramework:
         processes = [json.loads(text) for text in comm.gather_text(json.dumps(said), "placement")]
         try:
             compare(processes)
-            require_distributed(algorithm_of(config), _name_of_algorithm(config), mesh.num_ranks)
+            if config.rl_library == OWN:
+                require_distributed(algorithm_of(config), _name_of_algorithm(config), mesh.num_ranks)
         except UsageError:
             comm.close()
             raise
-        return Team(comm, _by_rank(processes), in_words(mesh), device, mesh)
+        return Team(comm, _by_rank(processes), in_words(mesh) + _of_several(config, mesh), device, mesh)
 
     def prepare(self, config: TrainConfig, rank: int) -> None:
         """Set up the allocator and the generators of Python and numpy."""
@@ -119,6 +133,9 @@ class JaxFramework:
         evaluation_env = None
         if config.evaluation.interval:
             evaluation_env = build_env(config, platform, resources, "evaluation", env.task)
+        if config.rl_library != OWN:
+            learner = library_of(config).learners["jax"]
+            return Learner(_GuestRunner(learner, config, env, evaluation_env, ranks, comm), env.engine)
         training = _Runner(config, algorithm_of(config), env, evaluation_env, ranks, comm)
         return Learner(training, env.engine)
 
@@ -132,7 +149,9 @@ class JaxFramework:
         return JaxStepper(config, env, ranks, resources)
 
     def make_apart(self, config: TrainConfig, team: Team, resources: ExitStack) -> Learner | None:
-        """Build a training on the mesh of this process's own devices."""
+        """Build a training on the mesh of this process's own devices; exchanges of other libraries are timed anyway."""
+        if config.rl_library != OWN:
+            return None
         from lockstep.session.jax_apart import make_apart
 
         return make_apart(config, team, resources, algorithm_of(config))
@@ -168,6 +187,29 @@ class JaxFramework:
 
         assert isinstance(policy, JaxPolicy)
         return frames(policy, config)
+
+
+def _check_guest(config: TrainConfig) -> None:
+    """Raise UsageError for settings that a learner of another library has no use for."""
+    if config.num_devices > 1:
+        raise UsageError(
+            f"rl_library {config.rl_library} computes on one device of each process, and num_devices is "
+            f"{config.num_devices}; use lockstep train_multigpu, which starts a process for each, or --num_devices 1"
+        )
+    if not config.enable_jit:
+        raise UsageError(
+            f"enable_jit False is not available with rl_library {config.rl_library}, which compiles its programs "
+            "itself; leave it on"
+        )
+
+
+def _of_several(config: TrainConfig, mesh: RankMesh) -> str:
+    """Return what is to be said of devices of this process that another library leaves alone, "" if there are none."""
+    platform = mesh.mesh.devices.flat[mesh.local_ranks[0]].platform
+    count = len(jax.local_devices(backend=platform))
+    if config.rl_library == OWN or count == 1:
+        return ""
+    return f" (one of the {count} devices of this process: {config.rl_library} computes on one)"
 
 
 def algorithm_of(config: TrainConfig) -> type[Algorithm]:

@@ -108,6 +108,11 @@ class Training:
         return hasattr(self, "_evaluate")
 
     @property
+    def replicated(self) -> PyTree:
+        """The part of the state that must be the same on every rank."""
+        return self.state.replicated
+
+    @property
     def so_far(self) -> Metrics:
         """The counters: iteration, env_steps and wall_s."""
         return {"iteration": self.iteration, "env_steps": self.env_steps, "wall_s": self.wall_s}

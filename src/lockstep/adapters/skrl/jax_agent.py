@@ -1,0 +1,196 @@
+"""An agent of skrl, its networks and its memory, as a config asks for them (JAX)."""
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from gymnasium import Space, spaces
+from skrl import config as skrl_config
+
+from lockstep.adapters.skrl.jax_actor import actor_layers
+from lockstep.adapters.skrl.jax_models import (
+    CategoricalNetwork,
+    GaussianNetwork,
+    Network,
+    SquashedNetwork,
+    ValueNetwork,
+    start,
+)
+from lockstep.adapters.skrl.jax_parts import InStepOptimizer, OwnMemory, PooledKl, SharedScaler, SharedValueScaler
+from lockstep.adapters.skrl.settings import OWN_POLICY, SCALER, agent_settings
+from lockstep.core.errors import UsageError, in_one_line, nearest
+from lockstep.core.rng import stream_seed
+from lockstep.core.types import ActionSpace, Task
+from lockstep.distributed.jax_guests import Exchange
+from lockstep.learn.agent_config import PpoConfig, ReplayConfig
+from lockstep.learn.config import TrainConfig
+from lockstep.learn.jax.networks import Mlp
+
+_OF_STATES = ("states",)
+_OF_BOTH = ("states", "taken_actions")
+PREPROCESSORS = ("observation", "state", "value")
+
+
+def make_agent(config: TrainConfig, task: Task, exchange: Exchange, shares: Sequence[int], kl: PooledKl) -> Any:
+    """Return an agent, ready to act and to learn, whose gradients are averaged over the samples of all ranks.
+
+    Args:
+        config: of the run, checked.
+        task: of the envs.
+        exchange: between the ranks.
+        shares: envs of each rank.
+        kl: pools the divergence that a schedule goes by.
+
+    Raises:
+        UsageError: ``config.library`` has something that the library does not take.
+    """
+    algorithm, rank, device = config.algorithm, exchange.rank, exchange.device
+    skrl_config.jax.device = device
+    skrl_config.jax.key = stream_seed(config.seed, "policy") % 2**32
+    module = importlib.import_module(f"skrl.agents.jax.{algorithm}")
+    kind, described = getattr(module, algorithm.upper()), getattr(module, f"{algorithm.upper()}_CFG")
+    known = {field.name: getattr(described(), field.name) for field in dataclasses.fields(described)}
+    settings = agent_settings(config, task.action_space, shares, rank, known)
+    named_spaces = _spaces(task)
+    try:
+        agent = kind(
+            models=Networks(config, task, named_spaces, device, rank).of_algorithm(),
+            memory=_memory(config, shares, rank, device),
+            cfg=_looked_up(settings, named_spaces, exchange, kl),
+            device=device,
+            **named_spaces,
+        )
+    except TypeError as error:
+        if not config.library:
+            raise
+        raise UsageError(f"library has something that skrl does not take: {in_one_line(error)}") from error
+    agent.init()
+    agent.enable_training_mode(True)
+    for name in optimizers_of(agent):
+        inner = getattr(agent, f"{name}_optimizer")
+        setattr(agent, f"{name}_optimizer", InStepOptimizer(inner, exchange, f"gradient of {name}"))
+    return agent
+
+
+def optimizers_of(agent: Any) -> list[str]:
+    """Return what an agent has optimizers of."""
+    names = ("policy", "value", "critic_1", "critic_2", "entropy")
+    return [name for name in names if getattr(agent, f"{name}_optimizer", None) is not None]
+
+
+def scalers_of(agent: Any) -> dict[str, SharedScaler]:
+    """Return an agent's normalisers by what they scale."""
+    found = {name: getattr(agent, f"_{name}_preprocessor", None) for name in PREPROCESSORS}
+    return {name: scaler for name, scaler in found.items() if isinstance(scaler, SharedScaler)}
+
+
+def _spaces(task: Task) -> dict[str, Space[Any]]:
+    """Return the library's spaces: its observations are our group ``actor``, its states ``critic``."""
+    space, sizes = task.action_space, task.num_observations
+    actions: Space[Any] = (
+        spaces.Discrete(space.size)
+        if space.kind == "discrete"
+        else spaces.Box(-space.limit, space.limit, (space.size,), np.float32)
+    )
+    return {
+        "observation_space": spaces.Box(-np.inf, np.inf, (sizes["actor"],), np.float32),
+        "state_space": spaces.Box(-np.inf, np.inf, (sizes["critic"],), np.float32),
+        "action_space": actions,
+    }
+
+
+def _memory(config: TrainConfig, shares: Sequence[int], rank: int, device: jax.Device) -> OwnMemory:
+    """Return the rollout's memory, or the replay."""
+    agent = config.agent
+    size = agent.capacity_per_env(sum(shares)) if isinstance(agent, ReplayConfig) else agent.num_steps_per_env
+    return OwnMemory(memory_size=size, num_envs=shares[rank], device=device)
+
+
+class Networks:
+    """The networks of each algorithm, with their first parameters: the same on every rank.
+
+    Args:
+        config: of the run.
+        task: what they see and do.
+        named_spaces: the same in the library's terms.
+        device: of the parameters.
+        rank: whose noise is its own.
+    """
+
+    def __init__(
+        self, config: TrainConfig, task: Task, named_spaces: dict[str, Space[Any]], device: jax.Device, rank: int
+    ) -> None:
+        self.config, self.agent, self.task = config, config.agent, task
+        self.space: ActionSpace = task.action_space
+        self._named: dict[str, Any] = {"space": self.space, "device": device, **named_spaces}
+        self._rank = rank
+
+    def of_algorithm(self) -> dict[str, Network]:
+        """Return the networks by the names that the library has for them."""
+        if self.config.algorithm in OWN_POLICY:
+            made = {"policy": self._chooser(), "value": self._critic(_OF_STATES)}
+        else:
+            names = ("critic_1", "critic_2", "target_critic_1", "target_critic_2")
+            made = {"policy": self._squashed(), **{name: self._critic(_OF_BOTH) for name in names}}
+        sizes = {
+            "observations": self.task.num_observations["actor"],
+            "states": self.task.num_observations["critic"],
+            "taken_actions": self.space.size,
+        }
+        for index, (role, network) in enumerate(made.items()):
+            start(network, jax.random.fold_in(skrl_config.jax.key, index), sizes, role)
+        return made
+
+    def _chooser(self) -> Network:
+        layers = actor_layers(self.config, self.space)
+        if self.space.kind == "discrete":
+            return CategoricalNetwork(layers=layers, **self._named)
+        init_std = self.config.agent_as(PpoConfig).init_std
+        return GaussianNetwork(layers=layers, init_log_std=math.log(init_std), **self._named)
+
+    def _squashed(self) -> Network:
+        key = jax.random.fold_in(skrl_config.jax.key, 1000 + self._rank)
+        return SquashedNetwork(layers=actor_layers(self.config, self.space), compiled_key=key, **self._named)
+
+    def _critic(self, sees: tuple[str, ...]) -> Network:
+        layers = Mlp(self.agent.critic_hidden_dims, 1, self.agent.activation, last_gain=1.0)
+        return ValueNetwork(layers=layers, sees=sees, **self._named)
+
+
+def _looked_up(
+    settings: Mapping[str, Any], named_spaces: Mapping[str, Space[Any]], exchange: Exchange, kl: PooledKl
+) -> dict[str, Any]:
+    """Return what the agent's configuration class takes: settings with classes in place of their names.
+
+    Raises:
+        UsageError: there is no class of a name.
+    """
+    found = dict(settings)
+    sizes = (named_spaces["observation_space"], named_spaces["state_space"], 1)
+    for kind, size in zip(PREPROCESSORS, sizes, strict=True):
+        name = f"{kind}_preprocessor"
+        scaler = SharedValueScaler if kind == "value" else SharedScaler
+        if _look_up(found, name, {SCALER: scaler}):
+            own = {"size": size, "exchange": exchange, "device": exchange.device}
+            found[f"{name}_kwargs"] = {**(found.get(f"{name}_kwargs") or {}), **own}
+    schedules = {name: value for name, value in vars(optax).items() if name.endswith("_schedule")}
+    _look_up(found, "learning_rate_scheduler", {"KLAdaptiveLR": kl.kl_adaptive, **schedules})
+    # The run directory has it all; an interval of 0 keeps the library from making folders and files.
+    quiet = {"write_interval": 0, "checkpoint_interval": 0, "directory": ".", "experiment_name": "skrl"}
+    return found | {"experiment": quiet}
+
+
+def _look_up(found: dict[str, Any], name: str, known: Mapping[str, Any]) -> bool:
+    """Put what a name stands for in its place; return whether there is one."""
+    wanted = found.get(name)
+    if wanted is None:
+        return False
+    if not isinstance(wanted, str) or wanted not in known:
+        raise UsageError(f"library.{name} {wanted!r} is not known{nearest(str(wanted), known)}")
+    found[name] = known[wanted]
+    return True
