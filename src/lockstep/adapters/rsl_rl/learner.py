@@ -223,10 +223,7 @@ class TrainingEnv(RslRlEnv):
         """Apply one action per env; ``extras`` has ``time_outs`` and ``final_observations``."""
         with torch.inference_mode(False), torch.no_grad():
             transition = self.env.step(actions.clone())  # no tensor of inference mode, which could not be written to
-            extras = {
-                "time_outs": transition.truncated,
-                "final_observations": self._grouped(transition.final_observations),
-            }
+            extras = {"time_outs": transition.truncated, "final_observations": transition.final_observations}
             return self._grouped(transition.observations), transition.reward, transition.done, extras
 
 

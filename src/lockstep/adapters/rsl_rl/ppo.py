@@ -9,7 +9,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
-from lockstep.core.types import Comm
+from lockstep.core.types import Comm, Observations
 from lockstep.distributed.torch_gradients import average_gradients
 from lockstep.distributed.torch_moments import merge_over_ranks
 from lockstep.distributed.torch_statistics import Number, moments_of
@@ -153,7 +153,7 @@ class InStepPPO(PPO):  # type: ignore[misc]
         kl: torch.Tensor = self.actor.get_kl_divergence(before, now)
         return kl.float().mean()
 
-    def _values_at(self, observations: TensorDict) -> torch.Tensor:
+    def _values_at(self, observations: Observations) -> torch.Tensor:
         """Return the critic's values ``(num_envs,)``, and leave its memory as it is."""
         memory = self.critic.get_hidden_state()
         values: torch.Tensor = self.critic(observations).squeeze(1)

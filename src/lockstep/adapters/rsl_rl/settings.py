@@ -51,13 +51,15 @@ def settings_of(config: TrainConfig) -> Settings:
             )
     settings = combine(ours | {"torch_compile_mode": None}, config.library)
     _check(settings, ours)
+    for name in settings.keys() & {"actor", "critic", "student"}:
+        settings[name] = _fit_class(f"library.{name}", settings[name], config.library.get(name) or {}, _OF_A_MODEL)
     return settings
 
 
 def _of_ppo(agent: PpoConfig) -> Settings:
     algorithm = {
         "class_name": "PPO",
-        **{name: getattr(agent, name) for name in inspect.signature(PPO).parameters if hasattr(agent, name)},
+        **{name: getattr(agent, name) for name in sorted(_parameters(PPO) - _GIVEN) if hasattr(agent, name)},
         "normalize_advantage_per_mini_batch": False,
         "rnd_cfg": None,
         "symmetry_cfg": None,
@@ -84,7 +86,7 @@ def _of_distillation(agent: DistillationConfig) -> Settings:
             f"agent.gradient_length {agent.gradient_length} does not divide the {num_steps} env steps of an update, "
             f"of which the last {lost} would teach nothing; use {closest}"
         )
-    names = [name for name in inspect.signature(Distillation).parameters if hasattr(agent, name)]
+    names = [name for name in sorted(_parameters(Distillation) - _GIVEN) if hasattr(agent, name)]
     distribution = {"class_name": "GaussianDistribution", "init_std": STUDENT_STD, "std_type": "log"}
     return {
         "obs_groups": {"student": ["actor"]},
@@ -131,20 +133,23 @@ def _check(settings: Settings, ours: Settings) -> None:
             _known(f"library.algorithm.{name}", algorithm[name], _parameters(extension) - given)
     if algorithm.get("rnd_cfg") is not None:
         settings["obs_groups"] = {"rnd_state": ["actor"]} | settings["obs_groups"]
-    for name in settings.keys() & {"actor", "critic", "student"}:
-        _check_class(f"library.{name}", settings[name], _OF_A_MODEL)
-        if settings[name].get("distribution_cfg"):
-            _check_class(f"library.{name}.distribution_cfg", settings[name]["distribution_cfg"], {"self", "output_dim"})
 
 
-def _check_class(name: str, settings: Mapping[str, Any], given: set[str]) -> None:
+def _fit_class(name: str, settings: Settings, told: Mapping[str, Any], given: set[str]) -> Settings:
+    """Return the settings of a class without those of ours that it does not take, where another one was ``told``."""
     try:
         kind = resolve_callable(settings["class_name"])
-    except (ValueError, TypeError, ImportError, AttributeError, KeyError) as error:
-        raise UsageError(f"{name}.class_name {show(settings.get('class_name'))} can't be found: {error}") from None
-    parameters = _parameters(kind) - given
-    if "kwargs" not in parameters:
-        _known(name, settings, {*parameters, "class_name"})
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
+        raise UsageError(f"{name}.class_name {show(settings['class_name'])} can't be found: {error}") from None
+    known = {*_parameters(kind) - given, "class_name"}
+    fitting = {key: value for key, value in settings.items() if key in known or key in told or "kwargs" in known}
+    if "kwargs" not in known:
+        _known(name, fitting, known)
+    if fitting.get("distribution_cfg"):
+        below = told.get("distribution_cfg") or {}
+        own = fitting["distribution_cfg"]
+        fitting["distribution_cfg"] = _fit_class(f"{name}.distribution_cfg", own, below, {"self", "output_dim"})
+    return fitting
 
 
 def _parameters(kind: Callable[..., Any]) -> set[str]:

@@ -53,10 +53,13 @@ def _read(config: TrainConfig) -> Teacher:
             "--agent.teacher PATH"
         )
     path = Path(named)
-    if path.is_dir():
-        path = latest_checkpoint(path)
-    content = checkpoint.load(path)
-    require_task(content, config.task, path)
+    try:
+        if path.is_dir():
+            path = latest_checkpoint(path)
+        content = checkpoint.load(path)
+        require_task(content, config.task, path)
+    except UsageError as error:
+        raise UsageError(f"agent.teacher: {error}") from None
     made_by = content["config"]
     if (made_by.get("rl_library"), made_by.get("algorithm")) != ("rsl_rl", "ppo"):
         raise UsageError(
