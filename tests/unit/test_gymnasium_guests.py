@@ -241,3 +241,19 @@ def test_a_training_learns_is_resumed_and_played(
     assert json.loads((run / "progress.json").read_text())["iteration"] == 16
     assert main(["play", "--run", str(run), "--num_episodes", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["task"] == task
+
+
+def test_an_env_may_be_named_with_the_module_that_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("nowhere")  # so that what is put on the path is taken off again
+    code = "import gymnasium\nfrom tests.unit.guest_fixtures import Counting\n"
+    code += "gymnasium.register('OfAModule-v3', entry_point=Counting, max_episode_steps=7)\n"
+    Path("registers_envs.py").write_text(code)
+    config = make_config("gymnasium/registers_envs:OfAModule-v3", device="cpu")
+    env = build_env(config, num_envs=4)
+    assert env.config.max_episode_steps == 7
+    assert env.observations["actor"].shape == (4, 2)
+    with pytest.raises(UsageError, match="can't find env 'no_module:OfAModule-v3': ModuleNotFoundError"):
+        specs.check("no_module:OfAModule-v3")
+    with pytest.raises(UsageError, match="knows no env 'Elsewhere/Thing-v0'; one that a module registers"):
+        specs.check("Elsewhere/Thing-v0")

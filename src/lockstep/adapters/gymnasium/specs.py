@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import sys
@@ -21,6 +22,7 @@ from lockstep.envs.config import GuestConfig
 from lockstep.envs.guest_actions import BoundedActions
 from lockstep.envs.guest_task import GuestTask
 
+_REGISTERED = "; one that a module registers as it is imported is named gymnasium/<module>:<id>"
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
@@ -43,12 +45,15 @@ def spec_of(env_id: str) -> registration.EnvSpec:
     Raises:
         UsageError: it knows no such env; with the nearest that it knows.
     """
-    if ":" in env_id and not {"", str(Path.cwd())} & set(sys.path):  # the command lockstep has not the folder there
+    module, _, name = env_id.rpartition(":")
+    if module and not {"", str(Path.cwd())} & set(sys.path):  # the command lockstep has not the folder there
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return gymnasium.spec(env_id)
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
     except gymnasium.error.UnregisteredEnv:
-        raise UsageError(f"Gymnasium knows no env {env_id!r}{_guess(env_id)}") from None
+        raise UsageError(f"Gymnasium knows no env {name!r}{_guess(name) or _REGISTERED}") from None
     except Exception as error:
         raise UsageError(f"Gymnasium can't find env {env_id!r}: {in_one_line(error)}") from error
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from lockstep.benchmark.startup.clock import Built, PhaseClock, time_engine
 from lockstep.distributed.jax_mesh import SHARDED
 from lockstep.learn.jax.loop import JaxRunner
-from lockstep.recipes.catalog import engines_of
+from lockstep.recipes.catalog import TASKS, engines_of
 from lockstep.session.jax_envs import PURE_ENGINES, build_env, check_room, platform_of
 from lockstep.session.jax_session import algorithm_of
 from lockstep.session.make_env import ENGINES
@@ -41,7 +41,8 @@ def build(config: TrainConfig, team: Team, resources: ExitStack, clock: PhaseClo
     name: str = config.engine
     if name == "auto":
         name = engines_of(config.task, "jax", on_gpu=platform != "cpu")[0]
-    time_engine(clock, PURE_ENGINES.get(name))
+    suite = TASKS.get(config.task).suite
+    time_engine(clock, PURE_ENGINES.get(name) if suite is None else suite.make_env)
     if name in ENGINES:  # which may step on the host what it shows to JAX
         time_engine(clock, ENGINES.get(name))
     env = build_env(config, platform, resources)

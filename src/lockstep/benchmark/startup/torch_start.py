@@ -30,8 +30,9 @@ def build(config: TrainConfig, team: Team, resources: ExitStack, clock: PhaseClo
         clock: is told of the phases.
     """
     comm: Comm = team.comm  # type: ignore[assignment]  # that torch has made
-    engine = TASKS.get(config.task).engines[0] if config.engine == "auto" else config.engine
-    time_engine(clock, ENGINES.get(engine))
+    entry = TASKS.get(config.task)
+    engine = entry.engines[0] if config.engine == "auto" else config.engine
+    time_engine(clock, ENGINES.get(engine) if entry.suite is None else entry.suite.make_env)
     env = resources.enter_context(closing(build_share(config, config.envs_by_rank(comm.world_size), comm.rank)))
     evaluation_env = None
     if config.evaluation.interval:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isinf
 from typing import TYPE_CHECKING
 
 from lockstep.benchmark.assemble import Job, assemble
@@ -16,12 +17,12 @@ from lockstep.benchmark.training.exchanges import exchanges_of
 from lockstep.benchmark.training.meter import Meter
 from lockstep.benchmark.training.work import work_of
 from lockstep.core import beats
-from lockstep.core.errors import RunError
+from lockstep.core.errors import RunError, UsageError
 from lockstep.core.interrupts import watch
 from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.timeouts import alone_s
 from lockstep.distributed.topology import from_environment
-from lockstep.recipes.catalog import make_task
+from lockstep.recipes.catalog import TASKS, make_task
 from lockstep.session.film import check_rendering
 from lockstep.session.framework import count_ranks
 
@@ -46,6 +47,7 @@ def benchmark_training(config: TrainConfig, options: Options, prepare: Prepare, 
     """
     options = _learning_by_then(config, options)
     config = config_for(config, options)
+    _check_epilogue(config, options)
     if options.video:
         check_rendering(config, alone_s())
     with joined(config, prepare) as job:
@@ -84,6 +86,20 @@ def _learning_by_then(config: TrainConfig, options: Options) -> Options:
     num_ranks = count_ranks(config, from_environment().world_size)
     before = config.agent.iterations_before_learning(sum(config.envs_by_rank(num_ranks)))
     return replace(options, warm_up=before + options.warm_up)
+
+
+def _check_epilogue(config: TrainConfig, options: Options) -> None:
+    """Refuse what other people's envs can't give once the training is measured."""
+    suite = TASKS.get(config.task).suite
+    if options.check_success and options.success_return is None and isinf(make_task(config).max_step_reward):
+        raise UsageError(
+            f"--check_success: task {config.task} does not say how much an episode can give; add --success_return R"
+        )
+    if options.capture_env_sensors and suite is not None and suite.framework != "torch":
+        raise UsageError(
+            f"--capture_env_sensors is not available: task {config.task} is stepped by {suite.framework} alone; leave "
+            "it out"
+        )
 
 
 class _Alone:
