@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from lockstep.core.registry import Registry, load
 from lockstep.distributed.cores import threads_per_rank
 from lockstep.envs.jax_env import JaxEnv
-from lockstep.recipes.catalog import engines_of, make_task
+from lockstep.recipes.catalog import TASKS, engines_of, make_task
 from lockstep.session.make_env import ENGINES, least_bytes
 from lockstep.session.mjx_choice import make_mjx_engine
 from lockstep.session.process import check_memory
@@ -52,6 +52,10 @@ def build_env(
         env_config = env_config.model_copy(update={"randomize_initial_episode_length": False})
     task = make_task(config) if task is None else task
     dtype = jnp.float64 if config.dtype == "float64" else jnp.float32
+    suite = TASKS.get(config.task).suite
+    if suite is not None:  # other people's envs, which have physics of their own
+        guests: JaxEnv = load(suite.make_env)(task, env_config, seed=config.seed, dtype=dtype, streams=streams)
+        return guests
     engine = resources.enter_context(closing(_build_engine(config, task, platform, dtype)))
     return JaxEnv(task, engine, env_config, seed=config.seed, dtype=dtype, streams=streams)
 

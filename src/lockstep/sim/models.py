@@ -75,3 +75,14 @@ def _variant(model: mujoco.MjModel, task: Task, noise: NDArray[np.float64], numb
         reason = " ".join(str(error).split())
         raise UsageError(f"MuJoCo does not take variant {number} of {task.model_path}: {reason}") from error
     return variant
+
+
+def silence_mujoco() -> None:
+    """Keep MuJoCo off the terminal and out of the working folder, for the whole process.
+
+    A log file that somebody has chosen (``mujoco.MjLogConfig``) stays in use; the default ``MUJOCO_LOG.TXT`` does not.
+    """
+    config = mujoco.MjLogConfig.get()
+    config.logto_console = False
+    config.logto_file = config.logto_file and config.logfile != "MUJOCO_LOG.TXT"
+    config.set()

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import StepInfo, Task
-from lockstep.sim.models import load_models, model_indices
+from lockstep.sim.models import load_models, model_indices, silence_mujoco
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -42,7 +42,7 @@ class MujocoEngine:
 
     An env in which physics fails (a NaN or a huge value in its state or controls, any MuJoCo warning or error) is
     flagged in ``diverged`` and keeps the state it began the step with; other envs don't notice. ``warning_counts``
-    says what MuJoCo had to say, by name, in envs and env steps; nothing is printed (see ``_silence``).
+    says what MuJoCo had to say, by name, in envs and env steps; nothing is printed (see ``silence_mujoco``).
 
     Args:
         models: the compiled model, which is copied, or variants of it, which the envs have by turns.
@@ -70,7 +70,7 @@ class MujocoEngine:
         for name, value in (("num_envs", num_envs), ("decimation", decimation), ("num_threads", num_threads)):
             if value < (name != "num_envs"):
                 raise UsageError(f"{name} {value} of the mujoco engine is too small; use at least 1")
-        _silence()
+        silence_mujoco()
         self._models = [models] if isinstance(models, mujoco.MjModel) else list(models)
         model = self._models[0]
         try:
@@ -227,14 +227,3 @@ def _is_sane(array: FloatArray) -> BoolArray:
     """Return ``(num_envs,)``: all values are finite and below the size that MuJoCo calls bad."""
     sane: BoolArray = (np.abs(array) <= mujoco.mjMAXVAL).all(axis=1)
     return sane
-
-
-def _silence() -> None:
-    """Keep MuJoCo off the terminal and out of the working folder, for the whole process.
-
-    A log file that somebody has chosen (``mujoco.MjLogConfig``) stays in use; the default ``MUJOCO_LOG.TXT`` does not.
-    """
-    config = mujoco.MjLogConfig.get()
-    config.logto_console = False
-    config.logto_file = config.logto_file and config.logfile != "MUJOCO_LOG.TXT"
-    config.set()

@@ -65,12 +65,17 @@ class SealedProgram:
         key = (structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))
         if key not in self._exported:
             with self._precision():
-                jitted = jax.jit(self._function)
+                jitted = jax.jit(self._run_strongly)
                 targets = sorted(set(_foreign_targets(jitted.trace(*shapes).jaxpr.jaxpr)))
                 # What a program calls outside of JAX need not be there in another process.
                 checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in targets]
                 self._exported[key] = jax.export.export(jitted, disabled_checks=checks)(*shapes)
         return self._exported[key]
+
+    def _run_strongly(self, *arguments: Any) -> Any:
+        """Call the function; what it has of Python's own numbers would become 64 bits wide outside."""
+        results = self._function(*arguments)
+        return jax.tree.map(lambda array: jax.lax.convert_element_type(array, jnp.asarray(array).dtype), results)
 
 
 def _foreign_targets(jaxpr: Any) -> Iterator[str]:
