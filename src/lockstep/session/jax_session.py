@@ -29,6 +29,7 @@ from lockstep.session.runner import load_class, takes
 if TYPE_CHECKING:
     from lockstep.distributed.jax_comm import JaxComm
     from lockstep.distributed.jax_mesh import RankMesh
+    from lockstep.envs.jax_env import JaxEnv
     from lockstep.learn.config import TrainConfig
     from lockstep.learn.observer import Observer, Status
     from lockstep.session.policy import Policy
@@ -133,11 +134,7 @@ class JaxFramework:
         evaluation_env = None
         if config.evaluation.interval:
             evaluation_env = build_env(config, platform, resources, "evaluation", env.task)
-        if config.rl_library != OWN:
-            learner = library_of(config).learners["jax"]
-            return Learner(_GuestRunner(learner, config, env, evaluation_env, ranks, comm), env.engine)
-        training = _Runner(config, algorithm_of(config), env, evaluation_env, ranks, comm)
-        return Learner(training, env.engine)
+        return Learner(make_runner(config, env, evaluation_env, ranks, comm), env.engine)
 
     def make_stepper(self, config: TrainConfig, team: Team, resources: ExitStack) -> Stepper:
         """Build the envs, once for all devices of this process."""
@@ -187,6 +184,15 @@ class JaxFramework:
 
         assert isinstance(policy, JaxPolicy)
         return frames(policy, config)
+
+
+def make_runner(
+    config: TrainConfig, env: JaxEnv, evaluation_env: JaxEnv | None, ranks: RankMesh, comm: JaxComm
+) -> JaxRunner | GuestRunner:
+    """Return what trains by this config, ready to start."""
+    if config.rl_library != OWN:
+        return _GuestRunner(library_of(config).learners["jax"], config, env, evaluation_env, ranks, comm)
+    return _Runner(config, algorithm_of(config), env, evaluation_env, ranks, comm)
 
 
 def _check_guest(config: TrainConfig) -> None:

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 
 from lockstep.benchmark.startup.clock import Built, PhaseClock, time_engine
 from lockstep.distributed.jax_mesh import SHARDED
-from lockstep.learn.jax.loop import JaxRunner
 from lockstep.recipes.catalog import TASKS, engines_of
 from lockstep.session.jax_envs import PURE_ENGINES, build_env, check_room, platform_of
-from lockstep.session.jax_session import algorithm_of
+from lockstep.session.jax_session import make_runner
 from lockstep.session.make_env import ENGINES
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def build(config: TrainConfig, team: Team, resources: ExitStack, clock: PhaseClo
     if config.evaluation.interval:
         evaluation_env = build_env(config, platform, resources, "evaluation", env.task)
     clock.enter("learner")
-    runner = JaxRunner(config, algorithm_of(config), env, evaluation_env, ranks, comm)
+    runner = make_runner(config, env, evaluation_env, ranks, comm)
 
     def step() -> None:
         _step(env, ranks, runner.env_ids, enable_jit=config.enable_jit)

@@ -125,6 +125,7 @@ class GuestTraining:
         comm: the processes.
 
     Attributes:
+        env_ids: global ids of all ranks' envs, each rank's filled up with -1 to as many as the largest has.
         stop_agreed: why all ranks stop after this iteration, or None.
         save_agreed: whether rank 0's clock asked for a checkpoint of this iteration.
         own_times: what this rank did in this iteration; None before the first.
@@ -142,7 +143,7 @@ class GuestTraining:
         self.config, self.ranks, self.comm = config, ranks, comm
         shares = config.envs_by_rank(ranks.num_ranks)
         self.total_envs = sum(shares)
-        self._ids = pad_ids(shares)
+        self.env_ids = pad_ids(shares)
         self._first_env = sum(shares[: comm.rank])
         self.exchange = Exchange(ranks, shares[comm.rank] / self.total_envs)
         own_ids = numpy.arange(self._first_env, self._first_env + shares[comm.rank], dtype=numpy.int32)
@@ -265,14 +266,14 @@ class GuestTraining:
 
     def _gathered(self) -> PyTree:
         """Return the rows of all ranks' envs in numpy, in the order of their global ids, on every process."""
-        missing = self._ids.size // self.ranks.num_ranks - self.env.num_envs
+        missing = self.env_ids.size // self.ranks.num_ranks - self.env.num_envs
 
         def padded(leaf: Any) -> numpy.ndarray:
             own = numpy.asarray(leaf)
             return numpy.pad(own, [(0, missing)] + [(0, 0)] * (own.ndim - 1))
 
         whole = self.ranks.unshard(self.ranks.shard_local(jax.tree.map(padded, self._plain(self._rows()))))
-        return jax.tree.map(lambda rows: rows[self._ids >= 0], whole)
+        return jax.tree.map(lambda rows: rows[self.env_ids >= 0], whole)
 
     def _plain(self, tree: PyTree) -> PyTree:
         """Return a tree without keys of ``jax.random``, whose data are there instead."""
