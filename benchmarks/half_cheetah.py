@@ -112,11 +112,11 @@ def summary(runs: dict[int, list[dict[str, Any]]], about: dict[str, Any], extra:
                 "env_steps": records[-1]["env_steps"],
                 "mean_return": round(finals[seed], 1),
                 "evaluation": round(records[-1]["eval/mean_return"], 1),
-                "curve": [
-                    [each["env_steps"], round(each["mean_return"], 1)]
+                "curve": {
+                    str(each["env_steps"]): round(each["mean_return"], 1)
                     for each in records
                     if each["mean_return"] is not None
-                ],
+                },
             }
             for seed, records in runs.items()
         },
@@ -139,7 +139,7 @@ def main() -> int:
     target.mkdir(exist_ok=True)
     draw(runs, target / "half_cheetah.png")
     found = summary(runs, about, extra)
-    (target / "half_cheetah.json").write_text(json.dumps(found, indent=None) + "\n")
+    (target / "half_cheetah.json").write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps({name: value for name, value in found.items() if name != "seeds"}, indent=2))
     for seed, each in found["seeds"].items():
         print(f"seed {seed}: {each['mean_return']} (evaluation without exploration {each['evaluation']})")

@@ -257,3 +257,17 @@ def test_an_env_may_be_named_with_the_module_that_registers_it(tmp_path: Path, m
         specs.check("no_module:OfAModule-v3")
     with pytest.raises(UsageError, match="knows no env 'Elsewhere/Thing-v0'; one that a module registers"):
         specs.check("Elsewhere/Thing-v0")
+
+
+def test_mujocos_warnings_go_to_the_runs_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = make("gymnasium/InvertedPendulum-v5", 16)
+    simulator = env.engine._envs[0].unwrapped  # type: ignore[attr-defined]
+    for path in ("one.txt", "other.txt"):
+        env.engine.log_to(tmp_path / path)
+        simulator.data.qacc[:] = np.nan
+        simulator.data.qpos[:] = np.nan
+        transition = env.step(still(env))
+        assert "Nan, Inf or huge value in QPOS" in Path(path).read_text()
+        assert torch.isfinite(transition.final_observations["actor"]).all()
+    assert not Path("MUJOCO_LOG.TXT").exists()

@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from pathlib import Path
 from typing import cast
 
 import mujoco
@@ -85,4 +86,11 @@ def silence_mujoco() -> None:
     config = mujoco.MjLogConfig.get()
     config.logto_console = False
     config.logto_file = config.logto_file and config.logfile != "MUJOCO_LOG.TXT"
+    config.set()
+
+
+def log_mujoco_to(path: Path) -> None:
+    """Append MuJoCo's warnings to a file from now on, for the whole process."""
+    config = mujoco.MjLogConfig.get()
+    config.logfile, config.logto_file = str(path), True
     config.set()

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lockstep.core.errors import UsageError
 from lockstep.core.types import StepInfo, Task
-from lockstep.sim.models import load_models, model_indices, silence_mujoco
+from lockstep.sim.models import load_models, log_mujoco_to, model_indices, silence_mujoco
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -213,9 +213,7 @@ class MujocoEngine:
 
     def log_to(self, path: Path) -> None:
         """Append MuJoCo's warnings to a file from now on; this holds for the whole process."""
-        config = mujoco.MjLogConfig.get()
-        config.logfile, config.logto_file = str(path), True
-        config.set()
+        log_mujoco_to(path)
 
     def close(self) -> None:
         """Release threads and memory; the engine can't be used any more. What it has lent stays readable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -48,19 +49,7 @@ def make_env(
     )
 
 
-class _Envs:
-    """What both kinds of envs have: nothing to tell of warnings."""
-
-    @property
-    def warning_counts(self) -> Mapping[str, int]:
-        """Nothing: envs tell of warnings in ways of their own."""
-        return {}
-
-    def log_to(self, path: Path) -> None:
-        """Leave the envs' own words where they go."""
-
-
-class GymnasiumEnvs(_Envs):
+class GymnasiumEnvs:
     """Envs in this process, one after the other.
 
     Args:
@@ -73,6 +62,18 @@ class GymnasiumEnvs(_Envs):
         facts = facts_of(env_id, config.kwargs)
         self._encode, self._decode = encoder(facts.observation_space), decoder(facts.action_space)
         self._envs = [make_one(env_id, config.max_episode_steps, config.kwargs) for _ in range(num_envs)]
+
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """Nothing: envs tell of warnings in ways of their own."""
+        return {}
+
+    def log_to(self, path: Path) -> None:
+        """Append MuJoCo's warnings to a file from now on, if it steps the envs; this holds for the whole process."""
+        if "mujoco" in sys.modules:
+            from lockstep.sim.models import log_mujoco_to
+
+            log_mujoco_to(path)
 
     def start(self, seeds: np.ndarray) -> np.ndarray:
         """Reset every env with its seed."""
@@ -100,7 +101,7 @@ class GymnasiumEnvs(_Envs):
             env.close()
 
 
-class GymnasiumProcesses(_Envs):
+class GymnasiumProcesses:
     """Envs in processes of their own, by Gymnasium's ``AsyncVectorEnv``, which starts no episode by itself here.
 
     Args:
@@ -114,9 +115,15 @@ class GymnasiumProcesses(_Envs):
         self._num_envs = num_envs
         make = partial(make_in_worker, env_id, config.max_episode_steps, config.kwargs)
         # A fork of this process would take over the locks of torch's threads, held or not.
-        self._envs: Any = AsyncVectorEnv(
-            [make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED
-        )
+        self._envs: Any = AsyncVectorEnv([make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED)
+
+    @property
+    def warning_counts(self) -> Mapping[str, int]:
+        """Nothing: what happens in the processes stays there."""
+        return {}
+
+    def log_to(self, path: Path) -> None:
+        """Write nothing: what happens in the processes stays there."""
 
     def start(self, seeds: np.ndarray) -> np.ndarray:
         """Reset every env with its seed."""
