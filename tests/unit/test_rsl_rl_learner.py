@@ -91,11 +91,12 @@ def test_what_rsl_rl_itself_refuses_is_one_line() -> None:
 # --- the same as RSL-RL ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "agent", [{}, {"entropy_coef": 0.01, "use_clipped_value_loss": True, "desired_kl": 1e-4}, MEMORY]
-)
+@pytest.mark.parametrize("agent", [{}, {"entropy_coef": 0.01, "use_clipped_value_loss": True}, MEMORY])
 def test_alone_it_computes_what_rsl_rls_own_runner_does(agent: dict[str, Any]) -> None:
-    config = config_with(agent, env={"max_episode_steps": 10_000})  # no time-outs, whose values are not the same
+    # No time-outs, whose values are not the same; and a learning rate that can only fall: the divergence of a first
+    # pass is 0 but for rounding, which would decide whether it rises.
+    agent = {"learning_rate": 1e-2, "desired_kl": 1e-5} | agent
+    config = config_with(agent, env={"max_episode_steps": 10_000})
     ours = training_of(config)
     for _ in range(3):
         ours.iterate()
