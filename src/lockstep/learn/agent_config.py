@@ -87,6 +87,14 @@ class PpoConfig(AgentConfig):
         return f"agent.num_mini_batches {self.num_mini_batches}"
 
 
+class RpoConfig(PpoConfig):
+    """Robust policy optimisation (Rahman and Xue 2022, arXiv:2212.07536): PPO whose means are shifted by noise."""
+
+    schedule: Literal["adaptive", "fixed"] = Field(
+        "fixed", description="adaptive: steered by desired_kl, which the noise of the means alone exceeds"
+    )
+
+
 class ReplayConfig(AgentConfig):
     """What every learner with a replay of past steps has; numbers are of all ranks together."""
 
@@ -174,7 +182,7 @@ AGENTS: dict[str, type[AgentConfig]] = {
     "ppo": PpoConfig,
     "sac": SacConfig,
     "distillation": DistillationConfig,
-    "rpo": PpoConfig,  # which adds noise to the means of PPO
+    "rpo": RpoConfig,
     **dict.fromkeys(("td3", "ddpg", "dqn", "ddqn"), ReplayConfig),
     **dict.fromkeys(("a2c", "trpo", "cem"), AgentConfig),
 }
