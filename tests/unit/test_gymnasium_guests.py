@@ -1,6 +1,7 @@
 """Gymnasium's envs in ours: every episode ends with its own last observation, and no step is dead."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def test_episodes_may_be_broken_off_and_moved_on_as_in_our_own_envs(counting: st
 
 
 def test_envs_in_processes_of_their_own_do_the_same() -> None:
-    runs = []
+    runs, heard_by = [], signal.getsignal(signal.SIGINT)
     for vectorization in ("sync", "async"):
         env = make("gymnasium/Pendulum-v1", 2, vectorization=vectorization, max_episode_steps=3)
         seen = [env.observations["actor"]]
@@ -173,6 +174,8 @@ def test_envs_in_processes_of_their_own_do_the_same() -> None:
             transition = env.step(torch.full((2, 1), 0.1 * step))
             seen += [transition.final_observations["actor"], transition.observations["actor"]]
             seen += [transition.reward.unsqueeze(1).expand(2, 3), transition.truncated.unsqueeze(1).expand(2, 3)]
+        # The envs' processes leave an interrupt to the training, which must still hear of it.
+        assert signal.getsignal(signal.SIGINT) is heard_by
         env.close()
         runs.append(torch.cat(seen))
     assert torch.equal(*runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
-from lockstep.adapters.gymnasium.specs import decoder, encoder, facts_of, make_in_worker, make_one
+from lockstep.adapters.gymnasium.specs import decoder, encoder, facts_of, make_for, make_one
 from lockstep.envs.config import GymnasiumConfig
 from lockstep.envs.guest_env import GuestBatch, GuestEnv, GuestStep, NoEnvs
 from lockstep.envs.guest_task import GuestTask
@@ -113,7 +114,7 @@ class GymnasiumProcesses:
     def __init__(self, env_id: str, config: GymnasiumConfig, num_envs: int) -> None:
         self._decode = decoder(facts_of(env_id, config.kwargs).action_space)
         self._num_envs = num_envs
-        make = partial(make_in_worker, env_id, config.max_episode_steps, config.kwargs)
+        make = partial(make_for, os.getpid(), env_id, config.max_episode_steps, config.kwargs)
         # A fork of this process would take over the locks of torch's threads, held or not.
         self._envs: Any = AsyncVectorEnv([make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -68,12 +69,13 @@ def make_one(env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> 
     return env
 
 
-def make_in_worker(env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Return an env of a process of its own, with its observations flattened.
+def make_for(owner: int, env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Return an env, with its observations flattened, for the process ``owner``, mostly made in one of its children.
 
-    An interrupt of the terminal reaches all of its processes; it is the training's to end what it has begun.
+    An interrupt of the terminal reaches them all; it is the training's to end what it has begun.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getpid() != owner:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return gymnasium.wrappers.FlattenObservation(make_one(env_id, max_episode_steps, kwargs))
 
 
