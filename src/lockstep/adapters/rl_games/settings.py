@@ -124,7 +124,7 @@ def _settings(agent: PpoConfig, num_envs: int) -> Params:
         "truncate_grads": True,
         "grad_norm": agent.max_grad_norm,
         "normalize_input": agent.normalize_observations,
-        "normalize_value": False,
+        "normalize_value": True,  # else a critic whose learning rate nothing steers lags behind returns of a hundred
         "normalize_advantage": agent.normalize_advantages,
         "value_bootstrap": True,
         "seq_length": agent.num_steps_per_env if agent.recurrent != "none" else _SEQUENCE_LENGTH,
