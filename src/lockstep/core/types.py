@@ -77,6 +77,8 @@ class Task(Protocol):
     """How many random numbers a variant is drawn by; at least 1 where there are several."""
     max_step_reward: float
     """The largest sum of all reward terms in one env step."""
+    max_episode_steps: int | None = None
+    """The time limit in env steps where the task itself knows it; None: the settings of the env have it."""
     model_path: Path | None
     """The MJCF file; None for a task with equations of motion of its own (engine ``analytic``)."""
     step_duration_s: float

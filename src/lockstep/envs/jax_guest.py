@@ -62,7 +62,8 @@ class JaxGuestTask(GuestTask):
             _, observations = jax.eval_shape(guest.reset, jax.ShapeDtypeStruct((2,), jnp.uint32))
         sizes = {name: int(rows.shape[0]) for name, rows in observations.items()}
         super().__init__(action_space, sizes, metric_terms=metric_terms, step_duration_s=step_duration_s)
-        self.guest, self.max_episode_steps = guest, max_episode_steps
+        self.guest = guest
+        self.max_episode_steps: int = max_episode_steps
 
 
 def flat(observation: Any) -> jax.Array:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 
+from lockstep.core.errors import UsageError, in_one_line
 from lockstep.core.rng import Stream
 from lockstep.core.types import Array, Observations, Physics, State, StepInfo
 from lockstep.envs.config import JaxGuestConfig
@@ -129,7 +131,8 @@ class JaxGuestEnv(JaxEnv):
 
     def _start(self, keys: jax.Array) -> tuple[Physics, Observations]:
         """Return envs at the start of an episode, for keys ``(num_envs, 2)``."""
-        tree, observations = jax.vmap(self._guest.reset)(keys)
+        with _library_in_words():
+            tree, observations = jax.vmap(self._guest.reset)(keys)
         named, self._structure = _named(tree)
         self._names = tuple(named)
         return named, observations
@@ -141,7 +144,8 @@ class JaxGuestEnv(JaxEnv):
         if self._structure is None:  # a checkpoint's envs, which were never reset here
             jax.eval_shape(self._start, reset_keys)
         tree = jax.tree.unflatten(self._structure, [physics[name] for name in self._names])
-        found = jax.vmap(self._guest.step)(step_keys, tree, action)
+        with _library_in_words():
+            found = jax.vmap(self._guest.step)(step_keys, tree, action)
         after = _like(physics, found.state, self._structure)
         terms = jnp.stack([found.reward, *(found.metrics[name] for name in self.task.metric_terms)], axis=1)
         diverged = ~jnp.stack(
@@ -205,6 +209,17 @@ class LibraryPhysics:
 
 def _refuse() -> NoReturn:
     raise NotImplementedError("the env's own library steps its physics")
+
+
+@contextmanager
+def _library_in_words() -> Iterator[None]:
+    """Say in one line what a library's own code comes to grief over, such as a newer JAX than it knows."""
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(
+            f"the env's own code fails with the JAX that is here: {in_one_line(error)}; use another env or version"
+        ) from error
 
 
 def _named(tree: Any) -> tuple[dict[str, Any], Any]:

@@ -120,7 +120,8 @@ def require_model(config: TrainConfig) -> Path:
     Raises:
         UsageError: the task has none, so there is nothing to be seen of it.
     """
-    path = make_task(config).model_path
+    # To make a guest can take seconds, and occupy devices before it is time to.
+    path = make_task(config).model_path if TASKS.get(config.task).suite is None else None
     if path is None:
         raise UsageError(
             f"task {config.task} has no MuJoCo model, so there is nothing of it to be seen; leave --video and --viewer "

@@ -48,7 +48,8 @@ def play(
     policy = load_policy(checkpoint, device)
     update = {"device": device} | ({} if seed is None else {"seed": seed})
     config = merge(policy.config, update)
-    check_memory(least_bytes(make_task(config), num_episodes, num_steps=1), num_episodes)
+    task = make_task(config)
+    check_memory(least_bytes(task, num_episodes, num_steps=1), num_episodes)
     if video is not None:
         # First, since a disk that refuses the film would take the report of the episodes with it.
         Filming.of(config, as_video(video)).film(policy)
@@ -62,7 +63,7 @@ def play(
         "mean_return": float(episodes.returns.mean()),
         "std_return": float(episodes.returns.std()),
         "mean_episode_length": float(episodes.lengths.mean()),
-        "max_episode_length": config.env.max_episode_steps,
+        "max_episode_length": task.max_episode_steps or config.env.max_episode_steps,
         **{f"reward/{name}": float(values.mean()) for name, values in episodes.term_returns.items()},
         **{f"metric/{name}": float(values.sum() / num_steps) for name, values in episodes.metric_sums.items()},
     }

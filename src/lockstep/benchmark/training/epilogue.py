@@ -68,8 +68,10 @@ class Epilogue:
         reached = metrics.get("eval/mean_return")
         if reached is None:
             raise RunError("--check_success needs an evaluation, and this learner has made none; leave it out")
-        most = make_task(self._config).max_step_reward * self._config.env.max_episode_steps
-        needed = SUCCESS_SHARE * most if self._options.success_return is None else self._options.success_return
+        needed = self._options.success_return
+        if needed is None:
+            task = make_task(self._config)
+            needed = SUCCESS_SHARE * task.max_step_reward * (task.max_episode_steps or self._config.env.max_episode_steps)
         return Success(mean_return=float(reached), needed_return=needed, reached=float(reached) >= needed)
 
     def _artifacts(self, content: dict[str, Any]) -> tuple[Artifacts, str]:
