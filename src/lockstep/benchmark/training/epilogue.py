@@ -71,7 +71,8 @@ class Epilogue:
         needed = self._options.success_return
         if needed is None:
             task = make_task(self._config)
-            needed = SUCCESS_SHARE * task.max_step_reward * (task.max_episode_steps or self._config.env.max_episode_steps)
+            max_episode_steps = task.max_episode_steps or self._config.env.max_episode_steps
+            needed = SUCCESS_SHARE * task.max_step_reward * max_episode_steps
         return Success(mean_return=float(reached), needed_return=needed, reached=float(reached) >= needed)
 
     def _artifacts(self, content: dict[str, Any]) -> tuple[Artifacts, str]:
