@@ -86,7 +86,7 @@ def test_what_stands_in_a_file_of_rl_games_is_taken_as_it_is_once_the_flags_agre
         told(library=library)
     flags = "--num_envs 4096 --agent.num_steps_per_env 8 --max_iterations 1000 --seed 7"
     assert flags in str(refusal.value)
-    agreed = {"num_envs": 4096, "max_iterations": 1000, "seed": 7, "agent": {"num_steps_per_env": 8}}
+    agreed: dict[str, Any] = {"num_envs": 4096, "max_iterations": 1000, "seed": 7, "agent": {"num_steps_per_env": 8}}
     params = told(library=library, **agreed)
     assert params["network"]["mlp"]["units"] == [256, 128, 64] and not params["network"]["separate"]
     assert params["config"]["minibatch_size"] == 32768 and params["config"]["use_smooth_clamp"]
@@ -147,6 +147,6 @@ def test_ranks_must_have_envs_and_equally_many_minibatches() -> None:
     with pytest.raises(UsageError, match="rank 1 has none"):
         require_envs((64, 0))
     require_equal_numbers([told(share=8), told(share=4)])
-    fixed = {"library": {"config": {"minibatch_size": 24}}}
+    fixed: dict[str, Any] = {"library": {"config": {"minibatch_size": 24}}}
     with pytest.raises(UsageError, match="makes 2 minibatches on one rank and 1 on another"):
         require_equal_numbers([told(share=8, **fixed), told(share=4, **fixed)])
