@@ -61,12 +61,11 @@ def spec_of(env_id: str) -> registration.EnvSpec:
 
 def make_one(env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """Return an env with that time limit; MuJoCo, if it takes part, keeps off the terminal and the working folder."""
-    env = gymnasium.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
-    if "mujoco" in sys.modules:
+    if "mujoco" in sys.modules or "mujoco" in str(spec_of(env_id).entry_point):
         from lockstep.sim.models import silence_mujoco
 
         silence_mujoco()
-    return env
+    return gymnasium.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
 
 
 def make_for(owner: int, env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
