@@ -70,3 +70,24 @@ def test_a_process_that_is_killed_on_one_host_is_started_again(hosts: list[Host]
     assert f"restart 1 after a failure (rank 1 was killed by SIGKILL): {run} goes on from iteration {again}" in said[0]
     assert again >= 2
     assert progress_of(run)["status"] == "preempted"
+
+
+def test_skrl_trains_on_two_hosts_that_know_the_coordinator_alone(hosts: list[Host], tmp_path: Path) -> None:
+    lockstep, logs = str(Path(sys.executable).with_name("lockstep")), tmp_path / "logs"
+    task = [
+        TASK, "--ml_framework", "jax", "--device", "cpu", "--rl_library", "skrl", "--num_envs", "16",
+        "--max_iterations", "2", "--agent.num_steps_per_env", "4", "--logger", "none", "--evaluation.interval", "0",
+        "--log_root", str(logs),
+    ]  # fmt: skip
+    place = ["--nnodes", "2", "--num_gpus", "1", "--coordinator_address", f"{hosts[0].address}:{PORT}"]
+    processes = [
+        host.start(lockstep, "train_multigpu", *place, "--node_rank", str(rank), *task, folder=tmp_path / host.name)
+        for rank, host in enumerate(hosts)
+    ]
+    said = run_all(processes, TIMEOUT_S)
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    assert "32 envs on 2 ranks (1 CPU device in each of 2 processes)" in said[0]
+    assert "iteration 2/2" in said[0] and "iteration" not in said[1]
+    run = only_run(TASK, logs)
+    assert ranks_of(run) == [(0, 0, "cpu:0"), (1, 1, "cpu:0")]
+    assert progress_of(run)["status"] == "finished"

@@ -89,6 +89,16 @@ def test_an_address_that_cannot_be_is_refused(
         planned(address, nodes)
 
 
+def test_nodes_that_know_the_coordinator_alone_meet_beside_it() -> None:
+    alone = Nodes(nnodes="2", node_rank="1")
+    found = rendezvous.with_coordinator(alone, "[fe80::1]:5000")
+    assert rendezvous.plan_rendezvous(found, "abc").endpoint == "[fe80::1]:5001"
+    assert rendezvous.with_coordinator(alone, "host:65535").master_port == "65534"
+    for told in (SECOND, Nodes("2", rdzv_endpoint="10.0.0.1:99", rdzv_id="j"), Nodes("2")):
+        assert rendezvous.with_coordinator(told, "host:5000") == told
+    assert rendezvous.with_coordinator(alone, None) == alone
+
+
 def test_a_port_that_is_taken_is_refused_where_process_0_will_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"10.0.0.1:{listener.getsockname()[1]}"

@@ -22,7 +22,7 @@ from lockstep.core.files import exists, is_file, why_unseen
 from lockstep.core.gpu_mask import Gpu
 from lockstep.launch.devices import visible
 from lockstep.launch.plan import Options, Work
-from lockstep.launch.rendezvous import Nodes, Rendezvous, plan_rendezvous
+from lockstep.launch.rendezvous import Nodes, Rendezvous, plan_rendezvous, with_coordinator
 
 if TYPE_CHECKING:
     from lockstep.cli.train_request import Request
@@ -98,7 +98,9 @@ def options_of(own: Arguments) -> Options:
     switched_on(own, "distributed")  # what it asks for is what the command does
     return Options(
         num_gpus=None if count is None or count[-1] in _ALL_GPUS else number("num_gpus", count, 1, _MAX_RANKS_PER_NODE),
-        nodes=Nodes(**{name: own.last(name) for name in _NODE_FLAGS}),
+        nodes=with_coordinator(
+            Nodes(**{name: own.last(name) for name in _NODE_FLAGS}), own.last("coordinator_address")
+        ),
         max_restarts=max_restarts,
         log_all_ranks=switched_on(own, "log_all_ranks"),
         tee=own.last("tee"),

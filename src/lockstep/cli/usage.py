@@ -66,7 +66,7 @@ several nodes, the same command on each, in one of two ways:
   --local_addr A       the address under which the other nodes reach this one
   --coordinator_address HOST:PORT
                        JAX only, the same on every node: where process 0 keeps JAX's service (default: on a free port,
-                       which the others are told)
+                       which the others are told); without --master_* the nodes meet there too, by the next port
 
 what the ranks print (local rank 0 is on the screen, the others are kept in a temporary folder until a clean end):
   --log_all_ranks      show all ranks, each line with its rank

@@ -3,7 +3,7 @@
 import errno
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.core.errors import UsageError, nearest
 from lockstep.core.network import address_towards, is_loopback, is_own
@@ -12,6 +12,7 @@ _STATIC = ("node_rank", "master_addr", "master_port")
 _MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf")
 _BACKENDS = ("c10d", "etcd", "etcd-v2")
 _MAX_NODES = 65536
+_LAST_PORT = 65535
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+(%\w+)?\]", re.ASCII)
 _ID = re.compile(r"[\w.:+@-]+", re.ASCII)
 
@@ -118,6 +119,21 @@ def plan_rendezvous(nodes: Nodes, job: str) -> Rendezvous:
     )
 
 
+def with_coordinator(nodes: Nodes, address: str | None) -> Nodes:
+    """Return nodes that are told where JAX's coordinator is and of no other place with a place to meet.
+
+    It is on the same host, by the port after the coordinator's.
+
+    Raises:
+        UsageError: the address is malformed.
+    """
+    told = [name for name in ("master_addr", "master_port", *_MEETING) if getattr(nodes, name) is not None]
+    if address is None or nodes.node_rank is None or told:
+        return nodes
+    host, port = _host_and_port(address)
+    return replace(nodes, master_addr=host, master_port=str(port + 1 if port < _LAST_PORT else port - 1))
+
+
 def check_port(rendezvous: Rendezvous) -> None:
     """Raise UsageError if this node is to listen on a port that it can't have; others would join the wrong job."""
     port = rendezvous.listens_on
@@ -143,13 +159,7 @@ def checked_address(address: str | None, rendezvous: Rendezvous) -> str | None:
     """
     if address is None:
         return None
-    host, colon, port_text = address.rpartition(":")
-    if not colon or not _HOST.fullmatch(host):
-        raise UsageError(
-            f"coordinator_address {address!r} is not of the form HOST:PORT (an IPv6 address in brackets); HOST is that "
-            "of process 0, the port is free there"
-        )
-    port = _port("the port of coordinator_address", port_text)
+    _, port = _host_and_port(address)
     if rendezvous.node_rank is None:
         raise UsageError(
             f"coordinator_address {address} is that of process 0, and with --rdzv_endpoint nobody knows beforehand on "
@@ -167,6 +177,16 @@ def checked_address(address: str | None, rendezvous: Rendezvous) -> str | None:
                 f"port {port} of this node {why}; choose another one for --coordinator_address, the same on every node"
             )
     return address
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not _HOST.fullmatch(host):
+        raise UsageError(
+            f"coordinator_address {address!r} is not of the form HOST:PORT (an IPv6 address in brackets); HOST is that "
+            "of process 0, the port is free there"
+        )
+    return host, _port("the port of coordinator_address", port)
 
 
 def _why_not_free(port: int) -> int | None:
@@ -316,8 +336,8 @@ def _endpoint(text: str, num_nodes: int) -> str:
 
 def _port(name: str, text: str) -> int:
     port = _whole_number(name, text)
-    if not 1 <= port <= 65535:
-        raise UsageError(f"{name} must lie in 1 to 65535, not {port}")
+    if not 1 <= port <= _LAST_PORT:
+        raise UsageError(f"{name} must lie in 1 to {_LAST_PORT}, not {port}")
     return port
 
 
