@@ -146,7 +146,7 @@ class JaxGuestEnv(JaxEnv):
         tree = jax.tree.unflatten(self._structure, [physics[name] for name in self._names])
         with _library_in_words():
             found = jax.vmap(self._guest.step)(step_keys, tree, action)
-        after = _like(physics, found.state, self._structure)
+            after = _like(physics, found.state, self._structure)
         terms = jnp.stack([found.reward, *(found.metrics[name] for name in self.task.metric_terms)], axis=1)
         diverged = ~jnp.stack(
             [jnp.isfinite(rows).all(1) for rows in (found.reward[:, None], *found.observations.values())]
