@@ -14,6 +14,7 @@ from skrl.memories.torch import RandomMemory
 from skrl.resources.noises import torch as noises
 
 from lockstep.adapters.skrl.settings import OWN_POLICY, SCALER, agent_settings, linear_schedule
+from lockstep.adapters.skrl.torch_memory import RolloutMemory
 from lockstep.adapters.skrl.torch_models import (
     CategoricalNetwork,
     DeterministicNetwork,
@@ -66,7 +67,7 @@ def make_agent(config: TrainConfig, env: BatchEnv, comm: Comm, shares: Sequence[
     try:
         agent = kind(
             models=models,
-            memory=_memory(config, env, sum(shares)),
+            memory=_memory(config, env, comm, sum(shares)),
             cfg=_Lookup(settings, named_spaces, comm, env.device).all(),
             device=env.device,
             **named_spaces,
@@ -76,6 +77,7 @@ def make_agent(config: TrainConfig, env: BatchEnv, comm: Comm, shares: Sequence[
             raise
         raise UsageError(f"library has something that skrl does not take: {in_one_line(error)}") from error
     agent.init()
+    agent.memory.value_scaler = agent.checkpoint_modules.get("value_preprocessor")
     agent.enable_training_mode(True)
     if comm.world_size > 1:
         _exchange_by(comm, agent)
@@ -98,13 +100,13 @@ def _spaces(config: TrainConfig, env: BatchEnv) -> dict[str, Space[Any] | None]:
     }
 
 
-def _memory(config: TrainConfig, env: BatchEnv, total_envs: int) -> RandomMemory:
+def _memory(config: TrainConfig, env: BatchEnv, comm: Comm, total_envs: int) -> RandomMemory:
     """Return the rollout's memory, or the replay."""
-    agent = config.agent
-    is_replay = isinstance(agent, ReplayConfig)
-    size = agent.capacity_per_env(total_envs) if isinstance(agent, ReplayConfig) else agent.num_steps_per_env
-    # With replacement, or each batch of a replay would cost a permutation of all of it.
-    return RandomMemory(memory_size=size, num_envs=env.num_envs, device=env.device, replacement=is_replay)
+    agent, where = config.agent, {"num_envs": env.num_envs, "device": env.device}
+    if isinstance(agent, ReplayConfig):
+        # With replacement, or each batch would cost a permutation of all of it.
+        return RandomMemory(memory_size=agent.capacity_per_env(total_envs), replacement=True, **where)
+    return RolloutMemory(comm=comm, memory_size=agent.num_steps_per_env, **where)
 
 
 def _exchange_by(comm: Comm, agent: Any) -> None:

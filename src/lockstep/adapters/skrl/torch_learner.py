@@ -11,8 +11,8 @@ from lockstep.adapters.skrl import console as console
 from lockstep.adapters.skrl.policy import SkrlPolicy, head_of, scaling_of
 from lockstep.adapters.skrl.settings import OWN_POLICY, check_settings
 from lockstep.adapters.skrl.torch_agent import make_agent
+from lockstep.adapters.skrl.torch_memory import load_replay, replay_rows
 from lockstep.adapters.skrl.torch_models import SharedScaler, SharedValueScaler, merge_scalers
-from lockstep.adapters.skrl.torch_replay import load_replay, replay_rows
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm, Task
 from lockstep.distributed.torch_state import Replicated
@@ -29,9 +29,9 @@ class SkrlLearner:
     """An agent of skrl on one rank: it acts, remembers and updates; what ranks must have in common is mended here.
 
     Gradients are averaged by the samples of each rank, the temperature's too; normalisers have the exact moments of all
-    ranks' observations, each counted once per rollout, and stand still during an update. Advantages are normalised
-    by each rank's own samples, and the KL divergence that steers the learning rate is the mean over ranks, however many
-    samples each has: that is the library's own way.
+    ranks' observations, each counted once per rollout, and stand still during an update. Advantages are normalised over
+    all ranks. The KL divergence that steers the learning rate is the mean over ranks, however many samples each has:
+    the library leaves no way to weigh it.
 
     Batches, permutations and noise are drawn from torch's generator, which gets a seed from the run's seed, the rank
     and the iteration. A replay is saved and dealt to the ranks by env.

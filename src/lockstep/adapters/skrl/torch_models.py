@@ -171,10 +171,17 @@ class SharedScaler(RunningStandardScaler):  # type: ignore[misc]
 
 
 class SharedValueScaler(SharedScaler):
-    """The same for returns, which the library trains where the ranks are in step: at the start of an update."""
+    """The same for returns, which the library trains where the ranks are in step: at the start of an update.
+
+    Attributes:
+        given: what it was trained on last, ``(num_steps, num_envs, 1)``.
+    """
+
+    given: torch.Tensor
 
     def _compute(self, x: torch.Tensor, *, train: bool = False, inverse: bool = False) -> torch.Tensor:
         if train:
+            self.given = x
             self.see(x)
             merge_scalers([self], self.comm)
         return super()._compute(x, inverse=inverse)
