@@ -5,9 +5,10 @@
 
 ``curves``: each seed is a ``lockstep train`` by either library in turn, with the task's recipe. What is compared are
 evaluations of the most likely actions over the same episodes: the mean over seeds and its 95 % interval (Student's t),
-at each evaluation and of the area under the curve. The command fails if the two areas' difference is surely not 0. A
-seed that is finished under ``--log_root`` is not run again, so it may be done in several goes. Flags that this script
-does not know are handed to ``lockstep train``.
+at each evaluation and of the area under the curve. The command fails if the two areas' difference is surely not 0. What
+the networks begin with decides much of the first iterations, so RSL-RL's get the last layers that lockstep's have; a
+third curve shows it with its own. A seed that is finished under ``--log_root`` is not run again, so it may be done in
+several goes. Flags that this script does not know are handed to ``lockstep train``.
 
 ``speed``: three processes on one core train in rounds that take turns: lockstep's PPO, RSL-RL's through lockstep
 (``--rl_library rsl_rl``), and RSL-RL's own runner, as a user's script has it, on lockstep's envs. Ratios are taken
@@ -48,12 +49,18 @@ from lockstep.core.runs import progress_of
 matplotlib.use("Agg")
 
 HERE = Path(__file__).parent
-LIBRARIES = ("lockstep", "rsl_rl")
-SIDES = (*LIBRARIES, "rsl_rl_runner")
+_START = [f"--library.{name}.class_name=rsl_rl_models:StartsAsLockstep" for name in ("actor", "critic")]
+CURVES = {
+    "lockstep": ["--rl_library", "lockstep"],
+    "rsl_rl": ["--rl_library", "rsl_rl", *_START],
+    "rsl_rl_own_start": ["--rl_library", "rsl_rl"],
+}
+"""By name, the flags; the first two are compared."""
+SIDES = ("lockstep", "rsl_rl", "rsl_rl_runner")
 INTERVALS = {"cartpole_balance": 5, "cartpole_swingup": 10}
 """Iterations between evaluations."""
 DIFFERENCES = {
-    "initialisation": "lockstep: last layers orthogonal, gain 0.01 (actor), 1 (critic), biases 0; RSL-RL: torch's own",
+    "start": "rsl_rl_own_start alone: torch's own, where lockstep has orthogonal last layers, gains 0.01 and 1, biases 0",
     "clipping": "lockstep: the gradient of both networks together; RSL-RL: that of each network",
     "minibatches": "lockstep: dealt anew for each epoch; RSL-RL: once for all epochs of an update",
     "learning rate": "lockstep: a first divergence, 0 but for rounding, is small; RSL-RL: only if it rounds above 0",
@@ -72,15 +79,15 @@ def finished_run(folder: Path, seed: int) -> Path | None:
 
 
 def curves_of(task: str, seeds: Sequence[int], log_root: Path, extra: list[str]) -> dict[str, dict[int, Curve]]:
-    """Train with each library; return evaluations by library, seed and env steps."""
-    found: dict[str, dict[int, Curve]] = {library: {} for library in LIBRARIES}
+    """Train each way in turn; return evaluations by name, seed and env steps."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    found: dict[str, dict[int, Curve]] = {name: {} for name in CURVES}
     interval = ["--evaluation.interval", str(INTERVALS.get(task, 10))]
     for seed in seeds:
-        for library in LIBRARIES:
-            root = log_root / library
-            flags = ["--rl_library", library, *interval, *extra]
-            records = records_of(finished_run(root / task, seed) or train(task, seed, root, flags))
-            found[library][seed] = {
+        for name, own in CURVES.items():
+            root = log_root / name
+            records = records_of(finished_run(root / task, seed) or train(task, seed, root, [*own, *interval, *extra]))
+            found[name][seed] = {
                 record["env_steps"]: record["eval/mean_return"]
                 for record in records
                 if record.get("eval/mean_return") is not None
@@ -109,19 +116,20 @@ def difference_of(first: Sequence[float], other: Sequence[float]) -> tuple[float
 
 def compare_curves(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, Any]:
     """Return where the two differ, as returns and as areas under the curve (means over the evaluations)."""
-    own, other = (curves[library] for library in LIBRARIES)
-    steps = sorted(next(iter(own.values())))
-    areas = {library: [statistics.mean(curve.values()) for curve in curves[library].values()] for library in LIBRARIES}
-    at = {step: difference_of([c[step] for c in own.values()], [c[step] for c in other.values()]) for step in steps}
-    area = difference_of(areas["lockstep"], areas["rsl_rl"])
+    first, other, *_ = curves
+    steps = sorted(next(iter(curves[first].values())))
+    areas = {name: [statistics.mean(curve.values()) for curve in own.values()] for name, own in curves.items()}
+    at = {step: [[curve[step] for curve in curves[name].values()] for name in (first, other)] for step in steps}
+    differences = [difference_of(*values) for values in at.values()]
+    area = difference_of(areas[first], areas[other])
     return {
         "evaluations": len(steps),
-        "evaluations_whose_difference_may_be_0": sum(low <= 0 <= high for _, low, high in at.values()),
+        "evaluations_whose_difference_may_be_0": sum(low <= 0 <= high for _, low, high in differences),
         "mean_return_over_evaluations": {
-            library: dict(zip(("mean", "half_of_interval"), map(_rounded, interval_of(own)), strict=True))
-            for library, own in areas.items()
+            name: dict(zip(("mean", "half_of_interval"), map(_rounded, interval_of(own)), strict=True))
+            for name, own in areas.items()
         },
-        "difference_lockstep_minus_rsl_rl": dict(zip(("mean", "low", "high"), map(_rounded, area), strict=True)),
+        f"difference_{first}_minus_{other}": dict(zip(("mean", "low", "high"), map(_rounded, area), strict=True)),
         "overlap": area[1] <= 0 <= area[2],
     }
 
@@ -131,15 +139,15 @@ def _rounded(value: float) -> float:
 
 
 def draw(task: str, curves: Mapping[str, Mapping[int, Curve]], path: Path) -> None:
-    """Draw each library's mean over seeds, its interval, and the seeds themselves."""
+    """Draw each way's mean over seeds, its interval, and the seeds themselves."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for library, own in curves.items():
+    for name, own in curves.items():
         steps = sorted(next(iter(own.values())))
         points = [interval_of([curve[step] for curve in own.values()]) for step in steps]
         millions = [step / 1e6 for step in steps]
-        (line,) = axes.plot(millions, [mean for mean, _ in points], label=f"{library}, {len(own)} seeds")
+        (line,) = axes.plot(millions, [mean for mean, _ in points], label=f"{name}, {len(own)} seeds")
         low, high = [mean - half for mean, half in points], [mean + half for mean, half in points]
         axes.fill_between(millions, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         for curve in own.values():

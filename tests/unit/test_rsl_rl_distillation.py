@@ -41,7 +41,8 @@ def test_a_student_comes_to_do_what_its_teacher_does(memory: dict[str, Any]) -> 
     agent = {"actor_hidden_dims": (32,), "learning_rate": 3e-3, "num_learning_epochs": 4, "num_steps_per_env": 12}
     student = training_of(student_config(agent | memory, num_envs=16))
     observations = {"actor": teacher.env.observations["actor"], "critic": teacher.env.observations["critic"]}
-    expected, _ = teacher.policy.most_likely(observations, torch.zeros(0))
+    with torch.no_grad():
+        expected, _ = teacher.policy.most_likely(observations, torch.zeros(0))
 
     @torch.no_grad()
     def difference() -> float:

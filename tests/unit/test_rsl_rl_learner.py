@@ -13,6 +13,7 @@ from lockstep.core.errors import UsageError
 
 pytest.importorskip("rsl_rl", reason="needs RSL-RL: pip install 'lockstep-rl[rsl-rl]'")
 
+from rsl_rl.models import MLPModel
 from rsl_rl.runners import OnPolicyRunner
 
 from lockstep.adapters.rsl_rl.env import RslRlEnv
@@ -86,6 +87,22 @@ def test_what_rsl_rl_itself_refuses_is_one_line() -> None:
         training_of(config_with(library={"obs_groups": {"actor": ["camera"]}}))
     with pytest.raises(UsageError, match="no policy for discrete actions"):
         RslRlLearner(config_with(), toy_env(Recall(), 4, dtype=torch.float32), SoloComm())
+
+
+class OwnModel(MLPModel):  # type: ignore[misc]
+    """A user's own, which takes whatever RSL-RL's takes."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+
+
+def test_a_model_of_the_users_own_is_told_all_that_rsl_rls_is() -> None:
+    own, other = {"class_name": f"{__name__}:OwnModel"}, {"class_name": "MLPModel"}
+    settings = settings_of(config_with(library={"actor": own}))
+    assert settings["actor"] == settings_of(config_with())["actor"] | own
+    training_of(config_with(library={"actor": own})).iterate()
+    # Of a class that does not take it, nothing is told that the user has not asked for.
+    assert "rnn_type" not in settings_of(config_with(MEMORY, library={"actor": other}))["actor"]
 
 
 # --- the same as RSL-RL ----------------------------------------------------------------------------------------------

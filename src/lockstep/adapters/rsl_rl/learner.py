@@ -45,10 +45,11 @@ class RslRlLearner:
 
     def __init__(self, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
         self.config, self.env, self.comm = config, env, comm
-        self._vec_env = TrainingEnv(env)
-        total_envs, self._first_env = place_among_envs(env, comm)
-        self._total_envs, self._iteration = total_envs, 0
-        settings = settings_of(config)
+        self._iteration = 0
+        _, self._first_env = place_among_envs(env, comm)
+        with _refusals_in_words(config):
+            self._vec_env = TrainingEnv(env)
+            settings = settings_of(config)
         if isinstance(config.agent, PpoConfig):
             self._build(settings)
             return
@@ -259,9 +260,11 @@ def _load(algorithm: Any, saved: dict[str, Any], parts: dict[str, bool] | None) 
 
 @contextlib.contextmanager
 def _refusals_in_words(config: TrainConfig) -> Iterator[None]:
-    """Turn what RSL-RL says of a setting into one line; all ranks have the same settings."""
+    """Turn what RSL-RL says of a setting into one line, which one rank says for all: they have the same settings."""
     try:
         yield
+    except UsageError as error:
+        raise UsageError(str(error), shared=True) from None
     except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
         if not config.library:
             raise

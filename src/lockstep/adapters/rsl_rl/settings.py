@@ -141,19 +141,25 @@ def _fit_class(name: str, settings: Settings, told: Mapping[str, Any], given: se
         kind = resolve_callable(settings["class_name"])
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         raise UsageError(f"{name}.class_name {show(settings['class_name'])} can't be found: {error}") from None
-    known = {*_parameters(kind) - given, "class_name"}
-    fitting = {key: value for key, value in settings.items() if key in known or key in told or "kwargs" in known}
-    if "kwargs" not in known:
+    fitting = settings
+    if not _takes_anything(kind):
+        known = {*_parameters(kind) - given, "class_name"}
+        fitting = {key: value for key, value in settings.items() if key in known or key in told}
         _known(name, fitting, known)
     if fitting.get("distribution_cfg"):
         below = told.get("distribution_cfg") or {}
         own = fitting["distribution_cfg"]
-        fitting["distribution_cfg"] = _fit_class(f"{name}.distribution_cfg", own, below, {"self", "output_dim"})
+        distribution = _fit_class(f"{name}.distribution_cfg", own, below, {"self", "output_dim"})
+        fitting = fitting | {"distribution_cfg": distribution}
     return fitting
 
 
 def _parameters(kind: Callable[..., Any]) -> set[str]:
     return set(inspect.signature(kind).parameters)
+
+
+def _takes_anything(kind: Callable[..., Any]) -> bool:
+    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind).parameters.values())
 
 
 def _known(prefix: str, settings: Mapping[str, Any], known: set[str]) -> None:
