@@ -60,7 +60,7 @@ SIDES = ("lockstep", "rsl_rl", "rsl_rl_runner")
 INTERVALS = {"cartpole_balance": 5, "cartpole_swingup": 10}
 """Iterations between evaluations."""
 DIFFERENCES = {
-    "start": "rsl_rl_own_start alone: torch's own, where lockstep has orthogonal last layers, gains 0.01 and 1, biases 0",
+    "start": "rsl_rl_own_start alone: torch's own; lockstep: last layers orthogonal, gains 0.01 and 1, biases 0",
     "clipping": "lockstep: the gradient of both networks together; RSL-RL: that of each network",
     "minibatches": "lockstep: dealt anew for each epoch; RSL-RL: once for all epochs of an update",
     "learning rate": "lockstep: a first divergence, 0 but for rounding, is small; RSL-RL: only if it rounds above 0",

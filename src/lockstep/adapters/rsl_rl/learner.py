@@ -35,7 +35,8 @@ class RslRlLearner:
 
     Its runner is left out: what that adds (process group, log, files) is lockstep's here. A checkpoint's
     ``state.algorithm`` is what RSL-RL's own ``save`` gives. Beside what the algorithms say, the generator that actions
-    and minibatches are drawn with is seeded for every iteration, so that a resumed training draws what it would have.
+    and minibatches are drawn with is seeded for every iteration, so that a resumed training draws what it would have. It
+    goes on bit for bit, but for the running sums of rewards by which random network distillation scales its own.
 
     Args:
         config: of the run.
@@ -137,13 +138,13 @@ class RslRlLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what RSL-RL saves, and what it forgets: moments, counters, and what the envs' policies remember."""
-        memory = sharding.gather(self._memory(), self.comm, self.env.device) if self._memory() else {}
+        memory = self._memory()
         return {
             "settings": self.settings,
             "algorithm": self.algorithm.save(),
             "moments": {name: normalizer.moments for name, normalizer in self._normalizers.items()},
             "counters": _Counters(self).state_dict(),
-            "memory": memory,
+            "memory": sharding.gather(memory, self.comm, self.env.device) if memory else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ class MergedNormalization(EmpiricalNormalization):  # type: ignore[misc]
     distillation: at every env step), and sums in float32; a rank without envs makes NaN of it on all.
 
     What it computes, and the names in its ``state_dict``, are RSL-RL's; the moments in float64 that it counts with are
-    saved apart (``moments``).
+    saved apart (``moments``). Rewards of a rollout are divided by the deviation that was known when it began.
 
     Args:
         like: whose shape, epsilon, limit and device it takes.
