@@ -34,9 +34,11 @@ class RslRlLearner:
     """A ``GuestLearner``: RSL-RL's algorithm is built, steps and learns as in its own runner.
 
     Its runner is left out: what that adds (process group, log, files) is lockstep's here. A checkpoint's
-    ``state.algorithm`` is what RSL-RL's own ``save`` gives. Beside what the algorithms say, the generator that actions
-    and minibatches are drawn with is seeded for every iteration, so that a resumed training draws what it would have. It
-    goes on bit for bit, but for the running sums of rewards by which random network distillation scales its own.
+    ``state.algorithm`` is what RSL-RL's own ``save`` gives.
+
+    The generator that actions and minibatches are drawn with is seeded for every iteration, so that a resumed training
+    goes on bit for bit on as many ranks; but for the running sums of rewards by which random network distillation
+    scales its own, which RSL-RL does not save.
 
     Args:
         config: of the run.
