@@ -83,7 +83,7 @@ def test_the_help_is_that_of_the_algorithm(capsys: pytest.CaptureFixture[str]) -
         assert main(["train", *argv, "--help"]) == 0
         shown = capsys.readouterr().out
         for name in settings(recipe_of("cartpole_swingup", "sac")):
-            assert f"--{name} " in shown
+            assert f"--{name} " in shown or f"--{name}.NAME " in shown
         assert "--agent.num_mini_batches" not in shown
     assert main(["train", "--algorithm", "sac", "--help"]) == 0
     assert "--agent.polyak" in capsys.readouterr().out
@@ -121,7 +121,10 @@ def test_a_run_goes_on_with_its_algorithm(tmp_path: Path) -> None:
     ("argv", "words"),
     [
         ((*SAC, "--ml_framework", "torch"), "'sac' is not available with ml_framework torch; use --ml_framework jax"),
-        ((*SAC[:-1], "dqn"), "algorithm 'dqn' is not available: task cartpole_swingup has recipes for ppo, sac"),
+        (
+            (*SAC[:-1], "dqn"),
+            "algorithm 'dqn' is not available (it is with --rl_library skrl): rl_library lockstep has ppo",
+        ),
         ((*JAX, "--engine", "warp"), "task cartpole_swingup, with ml_framework jax, has auto, mujoco, mjx"),
         (("cartpole_swingup", "--engine", "mjx"), "engine 'mjx' is one of ml_framework jax; use --ml_framework jax"),
         (("cartpole_classic", "--engine", "mjx"), "task cartpole_classic has auto, analytic"),
