@@ -23,7 +23,7 @@ from lockstep.adapters.skrl.jax_models import (
 )
 from lockstep.adapters.skrl.jax_parts import InStepOptimizer, OwnMemory, PooledKl, SharedScaler, SharedValueScaler
 from lockstep.adapters.skrl.settings import OWN_POLICY, SCALER, agent_settings
-from lockstep.core.errors import UsageError, in_one_line, nearest
+from lockstep.core.errors import RunError, UsageError, in_one_line, nearest
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import ActionSpace, Task
 from lockstep.distributed.jax_guests import Exchange
@@ -48,7 +48,13 @@ def make_agent(config: TrainConfig, task: Task, exchange: Exchange, shares: Sequ
 
     Raises:
         UsageError: ``config.library`` has something that the library does not take.
+        RunError: the library was loaded before, as one that joins processes by itself.
     """
+    if skrl_config.jax.is_distributed:
+        raise RunError(
+            f"skrl was loaded with JAX_WORLD_SIZE {skrl_config.jax.world_size} and joins processes by itself; let "
+            "lockstep load it"
+        )
     algorithm, rank, device = config.algorithm, exchange.rank, exchange.device
     skrl_config.jax.device = device
     skrl_config.jax.key = stream_seed(config.seed, "policy") % 2**32

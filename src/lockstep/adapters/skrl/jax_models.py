@@ -204,4 +204,6 @@ def start(network: Network, key: jax.Array, sizes: Mapping[str, int], role: str)
         role: that it has for the library.
     """
     inputs = {name: jnp.zeros((1, size), jnp.float32) for name, size in sizes.items()}
+    # In one program, as the library does with ``apply``; else every draw would be compiled by itself.
+    network.init = jax.jit(network.init, static_argnums=2)
     network.init_state_dict(inputs, role=role, key=key)
