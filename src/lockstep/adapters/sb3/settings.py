@@ -1,0 +1,166 @@
+"""What Stable-Baselines3 is told (stable-baselines3 2.9): ``config.agent`` in its words, ``config.library`` over that.
+
+``library`` has the arguments of the algorithm's class (``n_epochs``, ``policy_kwargs``, ...), and ``vec_normalize``,
+which has those of its ``VecNormalize``. ``policy_kwargs.activation_fn`` is the name of a class of ``torch.nn``, and
+``action_noise`` the standard deviation of Gaussian noise, as a share of the action's limit.
+"""
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from stable_baselines3 import PPO, SAC, TD3
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+
+from lockstep.core.config import combine, show
+from lockstep.core.errors import UsageError, nearest
+from lockstep.core.types import Task
+from lockstep.learn.agent_config import ReplayConfig
+from lockstep.learn.config import AgentConfig, PpoConfig, SacConfig, TrainConfig
+
+KINDS: dict[str, Any] = {"ppo": PPO, "sac": SAC, "td3": TD3}
+_ACTIVATIONS = {"elu": "ELU", "relu": "ReLU", "tanh": "Tanh", "silu": "SiLU"}
+_EXPLORATION = 0.1  # of TD3 (Fujimoto et al. 2018, arXiv:1802.09477, table 3); the library itself adds none
+
+# Of ``library``: what lockstep has a name of its own for, and what no configuration file can hold.
+_NAMESAKES = {"seed": "--seed", "device": "--device", "verbose": "", "tensorboard_log": "--logger"}
+_OF_CODE = ("env", "policy", "replay_buffer_class", "rollout_buffer_class", "stats_window_size", "_init_setup_model")
+# Of ``agent``, by algorithm: what the library has no counterpart for.
+_WITHOUT = {
+    "ppo": ("recurrent", "desired_kl"),
+    "sac": ("max_grad_norm", "temperature_learning_rate"),
+    "td3": ("max_grad_norm",),
+}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the library is told."""
+
+    kind: Any
+    """The algorithm's class."""
+    arguments: dict[str, Any]
+    """Of that class, but for the env."""
+    vec_normalize: dict[str, Any] | None
+    """Arguments of ``VecNormalize``; None for envs without it."""
+
+
+def told(config: TrainConfig, task: Task, num_envs: int) -> Told:
+    """Return what the library is told.
+
+    Raises:
+        UsageError: ``agent`` or ``library`` asks for what can't be; the setting is named.
+    """
+    if config.dtype != "float32":
+        raise UsageError(f"dtype {config.dtype} is not available with rl_library sb3; use --dtype float32")
+    algorithm = config.algorithm
+    if algorithm != "ppo" and task.action_space.kind != "continuous":
+        raise UsageError(
+            f"algorithm {algorithm} of rl_library sb3 needs continuous actions, and {config.task} has discrete ones; "
+            "use --algorithm ppo"
+        )
+    _check_agent(config)
+    kind, given = KINDS[algorithm], dict(config.library)
+    normalize = given.pop("vec_normalize", None)
+    _check_given(kind, given, algorithm)
+    arguments = combine(_own(config, num_envs), given)
+    kwargs = arguments["policy_kwargs"]
+    kwargs["activation_fn"] = _activation(kwargs["activation_fn"])
+    if arguments.get("action_noise") is not None:
+        zeros = np.zeros(task.action_space.size, dtype=np.float32)
+        arguments["action_noise"] = NormalActionNoise(zeros, zeros + float(arguments["action_noise"]))
+    if not (config.agent.normalize_observations or normalize):
+        return Told(kind, arguments, None)
+    base = {"norm_obs": config.agent.normalize_observations, "norm_reward": False, "gamma": config.agent.gamma}
+    _check_names("library.vec_normalize", normalize or {}, set(inspect.signature(VecNormalize).parameters) - {"venv"})
+    return Told(kind, arguments, combine(base, normalize or {}))
+
+
+def _own(config: TrainConfig, num_envs: int) -> dict[str, Any]:
+    agent = config.agent
+    value = "vf" if isinstance(agent, PpoConfig) else "qf"
+    arguments: dict[str, Any] = {
+        "policy": "MlpPolicy",
+        "learning_rate": agent.learning_rate,
+        "gamma": agent.gamma,
+        "policy_kwargs": {
+            "net_arch": {"pi": list(agent.actor_hidden_dims), value: list(agent.critic_hidden_dims)},
+            "activation_fn": _ACTIVATIONS[agent.activation],
+        },
+    }
+    if isinstance(agent, PpoConfig):
+        if agent.init_std != 1.0:
+            arguments["policy_kwargs"] |= {"log_std_init": math.log(agent.init_std)}
+        return arguments | _of_ppo(agent, num_envs)
+    assert isinstance(agent, ReplayConfig)
+    arguments |= {
+        "train_freq": (agent.num_steps_per_env, "step"),
+        "gradient_steps": agent.num_updates,
+        "batch_size": agent.batch_size,
+        "buffer_size": max(agent.replay_size, num_envs),
+        "learning_starts": agent.learning_starts,
+        "tau": agent.polyak,
+    }
+    if not isinstance(agent, SacConfig):
+        return arguments | {"action_noise": _EXPLORATION}
+    start = agent.init_temperature
+    return arguments | {
+        "ent_coef": f"auto_{start}" if agent.tune_temperature else start,
+        "target_entropy": "auto" if agent.target_entropy is None else agent.target_entropy,
+    }
+
+
+def _of_ppo(agent: PpoConfig, num_envs: int) -> dict[str, Any]:
+    return {
+        "n_steps": agent.num_steps_per_env,
+        "batch_size": agent.num_steps_per_env * num_envs // agent.num_mini_batches,
+        "n_epochs": agent.num_learning_epochs,
+        "gae_lambda": agent.lam,
+        "clip_range": agent.clip_param,
+        "clip_range_vf": agent.clip_param if agent.use_clipped_value_loss else None,
+        "normalize_advantage": agent.normalize_advantages,
+        "ent_coef": agent.entropy_coef,
+        "vf_coef": agent.value_loss_coef,
+        "max_grad_norm": agent.max_grad_norm,
+    }
+
+
+def _check_agent(config: TrainConfig) -> None:
+    """Check that nothing is asked for that the library has not; its learning rate is fixed."""
+    agent: AgentConfig = config.agent
+    for name in _WITHOUT[config.algorithm]:
+        value = getattr(agent, name)
+        # The library's temperature is learned at the rate of all else.
+        alike = {type(agent).model_fields[name].default, agent.learning_rate if "learning_rate" in name else None}
+        if value not in alike:
+            raise UsageError(f"agent.{name} {value} is not available with rl_library sb3; leave it out")
+
+
+def _check_given(kind: Any, given: Mapping[str, Any], algorithm: str) -> None:
+    own_steps = "n_steps" if algorithm == "ppo" else "train_freq"
+    namesakes = _NAMESAKES | {own_steps: "--agent.num_steps_per_env"}
+    _check_names("library", given, inspect.signature(kind).parameters.keys() - set(_OF_CODE))
+    for name in given:
+        if name in namesakes:
+            mend = f"use {namesakes[name]}" if namesakes[name] else "leave it out"
+            raise UsageError(f"library.{name} {show(given[name])}: lockstep has a name of its own for it; {mend}")
+    if not isinstance(given.get("policy_kwargs") or {}, Mapping):
+        raise UsageError(f"library.policy_kwargs must be a mapping, not {show(given['policy_kwargs'])}")
+
+
+def _check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise UsageError(f"unknown setting '{where}.{name}' of Stable-Baselines3{nearest(name, known)}")
+
+
+def _activation(name: Any) -> type[nn.Module]:
+    kind = getattr(nn, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise UsageError(f"library.policy_kwargs.activation_fn {show(name)} is no class of torch.nn; use ELU or ReLU")
+    return kind
