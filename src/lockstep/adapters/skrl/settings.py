@@ -113,7 +113,8 @@ def _check_library(config: TrainConfig, known: Mapping[str, Any], num_ranks: int
                 f"library.{name} is no setting of algorithm {config.algorithm} of skrl{nearest(name, known)}"
             )
         default = known[name]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        values = value if name == "learning_rate" and isinstance(value, list | tuple) else [value]
+        is_number = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
         if isinstance(default, bool) and not isinstance(value, bool):
             raise UsageError(f"library.{name} must be true or false, not {value!r}")
         if isinstance(default, int | float) and not isinstance(default, bool | type(None)) and not is_number:
