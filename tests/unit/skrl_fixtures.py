@@ -14,7 +14,7 @@ from lockstep.recipes.catalog import recipe_of
 from lockstep.session.make_env import build_share
 
 LEARNER = "lockstep.adapters.skrl.torch_learner:SkrlLearner"
-DISCRETE = {"task": "cartpole_classic", "env": {"action_kind": "discrete"}}
+DISCRETE: dict[str, Any] = {"task": "cartpole_classic", "env": {"action_kind": "discrete"}}
 
 
 def config_with(task: str = "cartpole_balance", **settings: Any) -> TrainConfig:

@@ -47,7 +47,7 @@ def test_settings_are_told_in_skrls_words_with_the_librarys_own_on_top() -> None
 
 def test_numbers_of_a_replay_are_told_by_env_step_of_each_env() -> None:
     training = training_of(
-        config_with(algorithm="sac", agent={"temperature_learning_rate": 0.5, "learning_rate": 0.25})
+        config_with(algorithm="sac", agent={"temperature_learning_rate": 0.5, "learning_rate": 0.25, "polyak": 0.125})
     )
     told, memory = training.learner.agent.cfg, training.learner.agent.memory
     assert (told.batch_size, told.gradient_steps, told.polyak) == (24, 2, 0.125)
@@ -207,7 +207,7 @@ def _has_replay(settings: dict[str, Any]) -> bool:
     return settings["algorithm"] in ("sac", "td3", "ddpg", "dqn", "ddqn")
 
 
-def _librarys_actions(agent: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def _librarys_actions(agent: Any, inputs: dict[str, torch.Tensor]) -> Any:
     """Return what the library's own models say is to be done without noise."""
     with torch.no_grad():
         if "q_network" in agent.models:
@@ -276,7 +276,7 @@ def test_a_training_goes_on_bitwise(settings: dict[str, Any]) -> None:
 
 
 def test_a_replay_of_another_size_keeps_the_newest_steps_in_their_order() -> None:
-    settings = {"algorithm": "sac", "agent": {"replay_size": 8 * 12, "learning_starts": 0}}
+    settings: dict[str, Any] = {"algorithm": "sac", "agent": {"replay_size": 8 * 12, "learning_starts": 0}}
     training = training_of(config_with(**settings))
     for _ in range(3):
         training.iterate()
@@ -330,8 +330,8 @@ def test_skrls_ppo_learns_to_keep_a_pole_up() -> None:
 
 
 def test_cem_learns_from_the_best_episodes_of_one_env() -> None:
-    settings = {"algorithm": "cem", "num_envs": 1, "agent": {"num_steps_per_env": 200}}
-    training = training_of(config_with(**settings, **DISCRETE))
+    settings: dict[str, Any] = {"algorithm": "cem", "num_envs": 1, "agent": {"num_steps_per_env": 200}}
+    training = training_of(config_with(**(settings | DISCRETE)))
     before = training.learner.agent.models["policy"].layers[0].weight.clone()
     metrics = training.iterate()
     assert metrics["loss/policy"] > 0 and metrics["skrl/return_threshold"] > 0
