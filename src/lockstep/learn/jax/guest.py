@@ -221,7 +221,8 @@ class GuestTraining:
         beats.enter("rollout")
         steps_before = self.env.num_steps
         rollout_s, waits = self._timed(lambda: self.learner.collect(self.iteration))
-        beats.enter("update")
+        if self.iteration >= self.config.agent.iterations_before_learning(self.total_envs):
+            beats.enter("update")  # the first of them compiles, and those before it were no updates
         losses: dict[str, float] = {}
         update_s, update_waits = self._timed(lambda: losses.update(self.learner.update()))
         waits += update_waits
