@@ -38,7 +38,8 @@ class Sb3Learner:
 
     The library's learning rates are fixed (``agent.schedule`` is of no effect), actor and critic see the observation
     group ``actor``, and observations are normalised by its ``VecNormalize``, whose moments change with every step.
-    A replay starts empty when a run is resumed, and is filled with the policy's own steps before it is learned from.
+    When a run is resumed a replay starts empty, and is filled with the policy's own steps before it is learned from;
+    the sums of rewards that ``vec_normalize.norm_reward`` goes by start at zero.
     """
 
     def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
@@ -63,15 +64,15 @@ class Sb3Learner:
     def collect(self) -> None:
         """Step every env and keep what is learned from."""
         model = self.model
-        if not self._is_seeded:  # from the generators of the run, which have their seed by now; random first actions
-            model.action_space.seed(int(torch.randint(2**31, ())))
-            self._is_seeded = True
         if self._is_stale:
             self._look_again()
         if self.config.algorithm == "ppo":
             model.collect_rollouts(model.env, self._callback, model.rollout_buffer, model.n_steps)
             model._update_current_progress_remaining(model.num_timesteps, self.total_steps)
             return
+        if not self._is_seeded:  # by the generators of the run, which have their seed by now; it draws first actions
+            model.action_space.seed(int(torch.randint(2**31, ())))
+            self._is_seeded = True
         model.collect_rollouts(
             model.env,
             self._callback,
