@@ -20,14 +20,14 @@ from torch.distributions import Categorical
 
 from lockstep.core.types import Comm
 from lockstep.distributed import DistributedMixin, moments_of
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import PpoConfig, TrainConfig
 from lockstep.learn.torch.gae import generalised_advantages
 from lockstep.learn.torch.loop import Observer, Status
 
 
 class Runner(DistributedMixin):  # a runner that can't use several ranks: distributed_unsupported = "the reason"
-    def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+    def __init__(self, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
         self.config, self.env, self.comm = config, env, comm
         num_inputs, num_actions = env.task.num_observations["actor"], env.task.action_space.size
         self.actor = nn.Sequential(nn.Linear(num_inputs, 32), nn.Tanh(), nn.Linear(32, num_actions)).to(env.device)
@@ -36,7 +36,7 @@ class Runner(DistributedMixin):  # a runner that can't use several ranks: distri
         self.optimizer = torch.optim.Adam([*self.actor.parameters(), *self.critic.parameters()], lr=0.01)
         self.iteration = 0
 
-    def train(self, observer: Observer, evaluation_env: TorchEnv | None) -> Status:
+    def train(self, observer: Observer, evaluation_env: BatchEnv | None) -> Status:
         while self.iteration < self.config.max_iterations:
             loss, num_samples = self.loss_of_rollout()
             self.optimizer.zero_grad()

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 from lockstep import distributed
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 
 NUM_ENVS = 128  # on each rank
 NUM_STEPS = 64
@@ -59,7 +59,7 @@ def main() -> None:
     env.close()
 
 
-def collect(env: TorchEnv, policy: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def collect(env: BatchEnv, policy: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return log-probabilities and rewards to go, both (NUM_STEPS, num_envs), and how many poles fell."""
     log_probs, rewards, continues = [], [], []
     num_failures = torch.zeros((), device=env.device)

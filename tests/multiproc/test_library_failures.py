@@ -35,7 +35,8 @@ def test_a_killed_rank_ends_the_job_with_its_name(library: tuple[str, ...]) -> N
     assert time.monotonic() - began < BOUND_S
     assert code == 128 + signal.SIGKILL, said
     last = [line for line in said.splitlines() if line.startswith("lockstep: error: rank ")][-1]
-    assert last.startswith("lockstep: error: rank 1 (local rank 1 on ") and f"pid {killed}) was killed by SIGKILL" in last
+    assert last.startswith("lockstep: error: rank 1 (local rank 1 on ")
+    assert f"pid {killed}) was killed by SIGKILL" in last
     assert progress_of(run)["status"] == "failed"
     assert {"mean_return", "steps_per_s", "time/wait_mean"} <= metrics_of(run)[-1].keys()
 

@@ -126,6 +126,13 @@ def toy_env(
     return TorchEnv(task, engine, config, device=CPU, dtype=dtype, **({"seed": 1} | arguments))
 
 
+def build_own_env(config: TrainConfig, **arguments: Any) -> TorchEnv:
+    """The envs of a config whose task is lockstep's own."""
+    env = build_env(config, **arguments)
+    assert isinstance(env, TorchEnv)
+    return env
+
+
 def small_config(**overrides: Any) -> TrainConfig:
     """Return the recipe of ``cartpole_classic`` shrunk to milliseconds per iteration; ``agent`` etc. are merged."""
     agent: dict[str, Any] = {

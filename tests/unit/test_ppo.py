@@ -17,10 +17,10 @@ from lockstep.learn.torch.reporting import Metrics
 from lockstep.learn.torch.rollout import collect
 from lockstep.learn.torch.statistics import Moments
 from lockstep.learn.torch.training import Training
-from lockstep.session.make_env import build_env
 from tests.unit.learner_fixtures import (
     Line,
     Meeting,
+    build_own_env,
     differences,
     make_training,
     on_every_rank,
@@ -192,7 +192,7 @@ def test_advantages_are_standardised_over_the_rollout() -> None:
 
 
 def rank_env(config: TrainConfig, first_env: int, num_envs: int) -> TorchEnv:
-    source = build_env(config, num_envs=num_envs)
+    source = build_own_env(config, num_envs=num_envs)
     return TorchEnv(
         source.task,
         source.engine,

@@ -8,8 +8,8 @@ import torch
 
 from lockstep.core.types import ActionSpace, Array, Namespace, State
 from lockstep.envs.torch_env import TorchEnv, Transition
-from lockstep.session.make_env import build_env, make_env
-from tests.unit.learner_fixtures import Line, differences, round_trip, small_config, toy_env
+from lockstep.session.make_env import make_env
+from tests.unit.learner_fixtures import Line, build_own_env, differences, round_trip, small_config, toy_env
 from tests.unit.watched_fixtures import watched
 
 NAN = math.nan
@@ -135,10 +135,10 @@ def test_first_episodes_end_at_different_times_and_count_only_if_whole() -> None
 
 
 def test_an_evaluation_starts_every_episode_at_its_beginning() -> None:
-    env = build_env(small_config(), num_envs=16, streams="evaluation")
+    env = build_own_env(small_config(), num_envs=16, streams="evaluation")
     assert env.num_envs == 16
     assert env.episode_length.tolist() == [0] * 16
-    assert differences(env.observations, build_env(small_config(), num_envs=16).observations) != []
+    assert differences(env.observations, build_own_env(small_config(), num_envs=16).observations) != []
 
 
 def test_reset_starts_the_streams_anew() -> None:
@@ -192,7 +192,7 @@ def test_a_diverged_env_is_reset_and_counted_and_infects_nobody() -> None:
 def test_a_diverged_env_in_mujoco_infects_nobody(dtype: str) -> None:
     config = small_config(dtype=dtype)
     config = config.model_copy(update={"task": "cartpole_balance", "env": make_balance()})
-    env, healthy = build_env(config), build_env(config)
+    env, healthy = build_own_env(config), build_own_env(config)
     generator = torch.Generator().manual_seed(0)
     for number in range(12):
         action = torch.randn((8, 1), generator=generator, dtype=env.dtype)
@@ -252,7 +252,7 @@ def config_of(task: str, dtype: str = "float32") -> Any:
 
 def rebuilt(env: TorchEnv, first_env: int, num_envs: int, config: Any) -> TorchEnv:
     """The same envs as one process of several would have them."""
-    source = build_env(config, num_envs=num_envs)
+    source = build_own_env(config, num_envs=num_envs)
     return TorchEnv(
         source.task,
         source.engine,
@@ -269,7 +269,7 @@ def rebuilt(env: TorchEnv, first_env: int, num_envs: int, config: Any) -> TorchE
 @pytest.mark.parametrize("task", ["continuous", "discrete", "cartpole_balance"])
 def test_what_an_env_goes_through_does_not_depend_on_the_split_into_processes(task: str, dtype: str) -> None:
     config = config_of(task, dtype)
-    whole = build_env(config)
+    whole = build_own_env(config)
     halves = [rebuilt(whole, first, 4, config) for first in (0, 4)]
     together = play(whole, 40)
     apart = [play(half, 40, first) for half, first in zip(halves, (0, 4), strict=True)]
@@ -298,7 +298,7 @@ def test_seeds_and_streams_give_other_envs() -> None:
 @pytest.mark.parametrize("task", ["continuous", "discrete", "cartpole_balance"])
 def test_a_saved_state_continues_bit_for_bit(task: str, dtype: str) -> None:
     config = config_of(task, dtype)
-    env, other = build_env(config), build_env(config)
+    env, other = build_own_env(config), build_own_env(config)
     play(env, 15)
     saved = round_trip(env.state_dict())
     ahead = play(env, 25, first_step=15)
