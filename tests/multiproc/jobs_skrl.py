@@ -85,7 +85,7 @@ def one_update_apart(comm: Comm, settings: dict[str, Any]) -> dict[str, Any]:
     # The library takes its word for whether there are several processes from the variables it was loaded with.
     from skrl import config as skrl_config
 
-    skrl_config.torch._is_distributed = False
+    skrl_config.torch._is_distributed, skrl_config.torch._world_size = False, 1
     try:
         alone = training_of(total, SoloComm()).learner
         alone.load_state_dict(state)
@@ -96,7 +96,7 @@ def one_update_apart(comm: Comm, settings: dict[str, Any]) -> dict[str, Any]:
             setattr(alone.agent, attribute, ends[name])
         alone.update()
     finally:
-        skrl_config.torch._is_distributed = True
+        skrl_config.torch._is_distributed, skrl_config.torch._world_size = True, comm.world_size
     return {"together": together, "alone": _weights(alone)}
 
 

@@ -17,7 +17,6 @@ from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
 
 from lockstep.adapters.skrl.torch_learner import SkrlLearner
 from lockstep.core.rng import stream_seed
-from lockstep.distributed.torch_comm import SoloComm
 from lockstep.recipes.catalog import make_task
 from lockstep.session.deployed import deploy
 from lockstep.session.make_env import build_share
@@ -336,8 +335,3 @@ def test_cem_learns_from_the_best_episodes_of_one_env() -> None:
     metrics = training.iterate()
     assert metrics["loss/policy"] > 0 and metrics["skrl/return_threshold"] > 0
     assert not before.equal(training.learner.agent.models["policy"].layers[0].weight)
-
-
-def test_the_comm_of_one_process_leaves_the_library_alone() -> None:
-    training = training_of(config_with(), SoloComm())
-    assert training.learner.agent.models["policy"].exchange is None

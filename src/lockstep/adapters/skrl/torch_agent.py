@@ -41,7 +41,7 @@ _EXCHANGED_TOGETHER = (("policy", "value"), ("policy",), ("critic_1", "critic_2"
 
 
 def make_agent(config: TrainConfig, env: BatchEnv, comm: Comm, shares: Sequence[int]) -> Any:
-    """Return an agent, ready to act and to learn; on several ranks its gradients are averaged by ``comm``.
+    """Return an agent, ready to act and to learn, whose gradients ``comm`` averages over the ranks.
 
     Args:
         config: of the run, checked.
@@ -52,7 +52,7 @@ def make_agent(config: TrainConfig, env: BatchEnv, comm: Comm, shares: Sequence[
     Raises:
         UsageError: ``config.library`` has something that the library does not take.
     """
-    if skrl_config.torch.is_distributed != (comm.world_size > 1):
+    if skrl_config.torch.world_size != comm.world_size:
         raise RunError(
             f"skrl was loaded with WORLD_SIZE {skrl_config.torch.world_size}, and there are {comm.world_size} ranks; "
             "let lockstep load it"
@@ -79,8 +79,7 @@ def make_agent(config: TrainConfig, env: BatchEnv, comm: Comm, shares: Sequence[
     agent.init()
     agent.memory.value_scaler = agent.checkpoint_modules.get("value_preprocessor")
     agent.enable_training_mode(True)
-    if comm.world_size > 1:
-        _exchange_by(comm, agent)
+    _exchange_by(comm, agent)
     return agent
 
 

@@ -17,8 +17,6 @@ _EPSILON = 1e-8  # as the library has it
 class RolloutMemory(RandomMemory):  # type: ignore[misc]
     """A rollout in which advantages are normalised over the samples of all ranks; the library does it on each alone.
 
-    One process keeps the library's numbers bit for bit.
-
     Attributes:
         value_scaler: of the agent; None if it has none.
     """
@@ -31,11 +29,10 @@ class RolloutMemory(RandomMemory):  # type: ignore[misc]
 
     def set_tensor_by_name(self, name: str, tensor: torch.Tensor) -> None:
         """Overwrite a tensor ``(num_steps, num_envs, size)``; an update does so with values, returns, advantages."""
-        if self.comm.world_size > 1:
-            if name == "values":
-                self._values = self.tensors["values"].clone()  # as they were before any scaling
-            elif name == "advantages":
-                tensor = self._normalised_advantages()
+        if name == "values":
+            self._values = self.tensors["values"].clone()  # as they were before any scaling
+        elif name == "advantages":
+            tensor = self._normalised_advantages()
         super().set_tensor_by_name(name, tensor)
 
     def _normalised_advantages(self) -> torch.Tensor:
