@@ -1,6 +1,5 @@
 """skrl's agents with JAX as learners here."""
 
-import math
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from lockstep.adapters.skrl.jax_actor import SkrlActor
 from lockstep.adapters.skrl.jax_agent import make_agent, optimizers_of, scalers_of
 from lockstep.adapters.skrl.jax_parts import PooledKl
 from lockstep.adapters.skrl.settings import OWN_POLICY, check_settings
+from lockstep.adapters.skrl.tracking import take_numbers
 from lockstep.core.rng import stream_seed
 from lockstep.distributed.jax_guests import Exchange
 from lockstep.envs.jax_env import Transition
@@ -96,16 +96,7 @@ class SkrlLearner:
 
     def _numbers(self) -> dict[str, float]:
         """Return what the agent has noted since the last time, by the names that it has in a run's metrics."""
-        noted, numbers = dict(self.agent.tracking_data), {}
-        self.agent.tracking_data.clear()
-        for tag, values in noted.items():
-            kind, _, name = tag.partition(" / ")
-            mean = sum(map(float, values)) / len(values)
-            slug = name.removesuffix(" (mean)").lower().replace(" ", "_").replace("-", "_")
-            if kind == "Loss":
-                numbers[slug.removesuffix("_loss")] = mean
-            elif kind not in ("Stats", "Learning") and "(" not in slug and math.isfinite(mean):
-                numbers[f"skrl/{slug}"] = mean
+        numbers = take_numbers(self.agent)
         numbers["learning_rate"] = float(self.agent.policy_learning_rate)
         return numbers if self._kl.kl is None else numbers | {"kl": self._kl.kl}
 

@@ -1,6 +1,5 @@
 """skrl's agents with torch as learners here."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from lockstep.adapters.skrl.settings import OWN_POLICY, check_settings
 from lockstep.adapters.skrl.torch_agent import make_agent
 from lockstep.adapters.skrl.torch_memory import load_replay, replay_rows
 from lockstep.adapters.skrl.torch_models import SharedScaler, SharedValueScaler, merge_scalers
+from lockstep.adapters.skrl.tracking import take_numbers
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm, Task
 from lockstep.distributed.torch_state import Replicated
@@ -121,16 +121,7 @@ class SkrlLearner:
 
     def _numbers(self) -> dict[str, Any]:
         """Return what the agent has noted since the last time, by the names that it has in a run's metrics."""
-        noted, numbers = dict(self.agent.tracking_data), {}
-        self.agent.tracking_data.clear()
-        for tag, values in noted.items():
-            kind, _, name = tag.partition(" / ")
-            mean = sum(map(float, values)) / len(values)
-            slug = name.removesuffix(" (mean)").lower().replace(" ", "_").replace("-", "_")
-            if kind == "Loss":
-                numbers[slug.removesuffix("_loss")] = mean
-            elif kind not in ("Stats", "Learning") and "(" not in slug and math.isfinite(mean):
-                numbers[f"skrl/{slug}"] = mean
+        numbers = take_numbers(self.agent)
         optimizers = [module for module in self._modules.values() if isinstance(module, torch.optim.Optimizer)]
         numbers["learning_rate"] = optimizers[0].param_groups[0]["lr"]
         kl = getattr(self._schedulers.get("scheduler"), "kl", None)
