@@ -88,6 +88,9 @@ class LineLearner:
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
 
+    def retune(self, learning_rate: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+
     def load_weights(self, state: Mapping[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
 

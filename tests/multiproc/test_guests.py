@@ -1,10 +1,13 @@
 """Other people's learners in general: their own exchanges on our group, and what is made of what they tell."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from lockstep.core.errors import RunError, UsageError
 from lockstep.distributed.torch_comm import SoloComm
+from lockstep.learn.torch.guest import GuestTraining
 from tests.multiproc import jobs_guests
 from tests.rank_pool import RankError, RankPool
 
@@ -70,6 +73,29 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     del content["state"]
     with pytest.raises(UsageError, match="has no state, so a run can't resume"):
         jobs_guests.training_on(SoloComm()).load_state_dict(content, "model_1.pt")
+
+
+def learning_rate_of(training: GuestTraining) -> float:
+    return float(training.learner.optimizer.param_groups[0]["lr"])  # type: ignore[attr-defined]
+
+
+def test_a_run_that_goes_on_takes_up_a_changed_learning_rate_and_leaves_the_schedule_its_own() -> None:
+    trained = jobs_guests.training_on(SoloComm())
+    trained.learner.retune(0.125)  # as a schedule would
+    content = trained.state_dict()
+    same = jobs_guests.training_on(SoloComm())
+    same.load_state_dict(content, "model_0.pt")
+    assert learning_rate_of(same) == 0.125
+    changed = jobs_guests.training_on(SoloComm(), agent=trained.config.agent.model_copy(update={"learning_rate": 0.5}))
+    changed.load_state_dict(content, "model_0.pt")
+    assert learning_rate_of(changed) == 0.5
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 7), ("dtype", "float64")])
+def test_a_run_keeps_its_seed_and_type_for_life(name: str, value: Any) -> None:
+    content = jobs_guests.content_after(SoloComm(), 1)
+    with pytest.raises(UsageError, match=rf"has {name} .*, not {value}; a run resumes with the {name} it had"):
+        jobs_guests.training_on(SoloComm(), **{name: value}).load_state_dict(content, "model_1.pt")
 
 
 def test_the_loop_saves_what_failed() -> None:

@@ -29,6 +29,7 @@ from lockstep.learn.resuming import (
     require_num_envs,
     require_num_models,
     require_parts,
+    require_settings,
     require_task,
 )
 from lockstep.learn.torch import checkpoint, loop, sharding
@@ -113,6 +114,12 @@ class GuestLearner(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, on every rank; tensors are on the CPU."""
+
+    def retune(self, learning_rate: float) -> None:
+        """Take up another learning rate than the state's, on every rank.
+
+        Called after ``load_state_dict`` where ``config.agent.learning_rate`` is not that of the run that was saved.
+        """
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
         """Begin with the networks, and normalisers, of a state alone."""
@@ -286,14 +293,20 @@ class GuestTraining:
         """Continue where ``state_dict`` was taken, on any number of ranks; only rank 0 has its content.
 
         Raises:
-            UsageError: of another task, library, or number of envs or models, or not complete.
+            UsageError: of another task, library, seed, dtype, or number of envs or models, or not complete.
         """
         self.comm.on_main(lambda: self._require_whole(saved, path), "checkpoint")
         names = ("state", *self.so_far)
-        given = None if saved is None else {name: saved[name] for name in names} | {"steps": saved["env"]["num_steps"]}
+        given = None
+        if saved is not None:
+            then = saved["config"]["agent"]["learning_rate"]
+            given = {name: saved[name] for name in names} | {"steps": saved["env"]["num_steps"], "learning_rate": then}
         shared = broadcast_value(given, comm=self.comm)
         with guest_group(self.comm):
             self.learner.load_state_dict(shared["state"])
+            # A rate that the user has changed is the new one to start from; otherwise the schedule goes on.
+            if shared["learning_rate"] != self.config.agent.learning_rate:
+                self.learner.retune(self.config.agent.learning_rate)
             self._broadcast()
         rows = None if saved is None else {name: saved["env"][name] for name in self._env_rows()}
         envs = sharding.deal(rows, self._env_rows(), self.total_envs, self._first_env, self.comm, self.env.device)
@@ -311,6 +324,7 @@ class GuestTraining:
         with incomplete_in_words(path):
             self._require_fit(saved, path)
             require_parts(saved, ("env", "num_models", *self.so_far), path)
+            require_settings(saved["config"], self.config.model_dump(mode="json"), ("seed", "dtype"), path)
             require_num_models(saved, self.env.task.num_models, path)
             num_envs = saved["env"]["episode_length"].shape[0]
             require_num_envs(num_envs, self.total_envs, path)
