@@ -1,17 +1,18 @@
 """What is asked of other people's learners: found or refused in one line, before anything of them is imported."""
 
-import importlib.metadata
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockstep.core import distributions
 from lockstep.core.errors import UsageError
 from lockstep.learn.config import TrainConfig
 from lockstep.recipes.catalog import check_distributed, check_offered, recipe_of
-from lockstep.recipes.libraries import LIBRARIES, OWN, algorithms_of
+from lockstep.recipes.libraries import LIBRARIES, algorithms_of
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 EXTRAS: dict[str, list[str]] = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
@@ -34,22 +35,30 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(distributions, "version", version)
     return versions
 
 
-@pytest.mark.parametrize("name", [name for name in LIBRARIES if name != OWN])
-def test_a_missing_library_is_told_with_the_extra_that_installs_it(name: str, installed: dict[str, str]) -> None:
-    library = LIBRARIES.get(name)
-    told = refusal(rl_library=name)
-    assert told == (
-        f"rl_library {name} needs {library.distribution}, which is not installed here; install it with: pip install "
-        f"'lockstep-rl[{library.extra}]'"
+@pytest.mark.parametrize(
+    ("name", "distribution", "extra"),
+    [
+        ("rsl_rl", "rsl-rl-lib", "rsl-rl"),
+        ("rl_games", "rl-games", "rl-games"),
+        ("skrl", "skrl", "skrl"),
+        ("sb3", "stable-baselines3", "sb3"),
+    ],
+)
+def test_a_missing_library_is_told_with_the_extra_that_installs_it(
+    name: str, distribution: str, extra: str, installed: dict[str, str]
+) -> None:
+    assert refusal(rl_library=name) == (
+        f"rl_library {name} needs {distribution}, not installed here; install it with: pip install "
+        f"'lockstep-rl[{extra}]'"
     )
-    assert library.extra in [extra.replace("_", "-") for extra in EXTRAS]
+    assert extra in [extra.replace("_", "-") for extra in EXTRAS]
 
 
 @pytest.mark.parametrize(
@@ -61,15 +70,18 @@ def test_another_version_is_told_before_the_start(found: str, is_right: bool, in
     if is_right:
         check_offered(config_with(rl_library="rsl_rl"))
         return
-    assert refusal(rl_library="rsl_rl").startswith(f"rl_library rsl_rl needs rsl-rl-lib >=5.5.1,<6, and {found} is ")
+    assert refusal(rl_library="rsl_rl") == (
+        f"rl_library rsl_rl needs rsl-rl-lib from 5.5.1 on, below 6, and {found} is here; install it with: pip install "
+        "'lockstep-rl[rsl-rl]'"
+    )
 
 
 def test_the_ranges_are_those_that_the_extras_install() -> None:
     for name in LIBRARIES:
-        library = LIBRARIES.get(name)
-        if library.distribution:
-            extra = next(wanted for own, wanted in EXTRAS.items() if own.replace("_", "-") == library.extra)
-            assert f"{library.distribution}{library.range}" in extra
+        needed = LIBRARIES.get(name).distribution
+        if needed is not None:
+            extra = next(wanted for own, wanted in EXTRAS.items() if own.replace("_", "-") == needed.extra)
+            assert f"{needed.name}{needed.range}" in extra
 
 
 def test_nothing_of_a_library_is_imported_to_check_it() -> None:
@@ -104,19 +116,36 @@ def test_what_a_library_does_not_have_is_refused(settings: dict[str, Any], words
     assert words in refusal(**settings)
 
 
+@pytest.mark.parametrize(("ml_framework", "others"), [("torch", "skrl or sb3"), ("jax", "lockstep or skrl")])
+def test_what_is_never_in_step_is_refused_on_one_rank_too(ml_framework: str, others: str) -> None:
+    assert refusal(rl_library="rl_games", algorithm="sac", ml_framework=ml_framework) == (
+        "algorithm 'sac' of rl_library rl_games is not offered: its SAC exchanges nothing between ranks, each of which "
+        f"would train its own policy; use --rl_library {others}"
+    )
+
+
 @pytest.mark.parametrize("algorithm", ["q_learning", "sarsa"])
 def test_tabular_learners_are_refused_by_name(algorithm: str) -> None:
     with pytest.raises(UsageError, match=f"algorithm {algorithm} .* has a table of states"):
         recipe_of("cartpole_balance", algorithm)
 
 
-@pytest.mark.parametrize(("library", "algorithm"), [("skrl", "trpo"), ("skrl", "cem"), ("sb3", "ppo"), ("sb3", "td3")])
-def test_what_can_not_be_kept_in_step_is_refused_on_several_ranks_with_the_reason(library: str, algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("library", "algorithm", "reason"),
+    [
+        ("skrl", "trpo", "its TRPO computes the policy's step on each rank from that rank's samples alone"),
+        ("skrl", "cem", "its CEM picks the best episodes of each rank alone and shares nothing"),
+        ("sb3", "ppo", "Stable-Baselines3 is made for one process and exchanges nothing"),
+        ("sb3", "td3", "Stable-Baselines3 is made for one process and exchanges nothing"),
+    ],
+)
+def test_what_can_not_be_kept_in_step_is_refused_on_several_ranks_with_the_reason(
+    library: str, algorithm: str, reason: str
+) -> None:
     config = recipe_of("cartpole_balance", algorithm).model_copy(update={"rl_library": library})
     check_distributed(config, 1)
     with pytest.raises(UsageError) as error:
         check_distributed(config, 2)
-    reason = LIBRARIES.get(library).algorithms["torch"][algorithm]
     assert str(error.value) == (
         f"algorithm {algorithm} of rl_library {library} can't train on 2 ranks: {reason}; run it with one process"
     )

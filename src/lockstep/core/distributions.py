@@ -20,6 +20,11 @@ class Distribution:
     below: str | None = None
     """The first version that is too new; None: none is known to be."""
 
+    @property
+    def range(self) -> str:
+        """The versions as pip writes them."""
+        return f">={self.at_least}" + (f",<{self.below}" if self.below else "")
+
     def require(self, asked_by: str) -> None:
         """Check that it is installed, in a version that will do.
 

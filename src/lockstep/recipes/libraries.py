@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lockstep.core.distributions import Distribution
 from lockstep.core.errors import UsageError, nearest
 from lockstep.core.registry import Registry
 
@@ -27,17 +26,15 @@ class Library:
     """By framework, the algorithms it has for it: why one can't train on several ranks, "" if it can."""
     learners: Mapping[str, str]
     """By framework, the import string of what runs its learners."""
-    distribution: str = ""
-    """By which pip knows it; "" for what is always there."""
-    extra: str = ""
-    """Of lockstep, that installs it."""
-    versions: tuple[str, str] = ("0", "")
-    """The first version that will do, and the first that is not known to."""
+    distribution: Distribution | None = None
+    """None for what is always there."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Algorithms that it has and that are not offered here, on any number of ranks: why."""
 
-    @property
-    def range(self) -> str:
-        """The versions as pip writes them."""
-        return f">={self.versions[0]},<{self.versions[1]}"
+    def require(self, asked_by: str) -> None:
+        """Raise UsageError, naming ``asked_by``, unless it is installed in a version that will do."""
+        if self.distribution is not None:
+            self.distribution.require(asked_by)
 
 
 LIBRARIES: Registry[Library] = Registry("rl_library")
@@ -54,24 +51,16 @@ LIBRARIES.register(
     Library(
         algorithms={"torch": {"ppo": "", "distillation": ""}},
         learners={"torch": "lockstep.adapters.rsl_rl.learner:RslRlLearner"},
-        distribution="rsl-rl-lib",
-        extra="rsl-rl",
-        versions=("5.5.1", "6"),
+        distribution=Distribution("rsl-rl-lib", "rsl-rl", at_least="5.5.1", below="6"),
     ),
 )
 LIBRARIES.register(
     "rl_games",
     Library(
-        algorithms={
-            "torch": {
-                "ppo": "",
-                "sac": "its SAC exchanges nothing between ranks, each of which would train a policy of its own",
-            }
-        },
+        algorithms={"torch": {"ppo": ""}},
+        refused={"sac": "its SAC exchanges nothing between ranks, each of which would train its own policy"},
         learners={"torch": "lockstep.adapters.rl_games.learner:RlGamesLearner"},
-        distribution="rl-games",
-        extra="rl-games",
-        versions=("1.6.5", "1.7"),
+        distribution=Distribution("rl-games", "rl-games", at_least="1.6.5", below="1.7"),
     ),
 )
 LIBRARIES.register(
@@ -96,9 +85,7 @@ LIBRARIES.register(
             "torch": "lockstep.adapters.skrl.torch_learner:SkrlLearner",
             "jax": "lockstep.adapters.skrl.jax_learner:SkrlLearner",
         },
-        distribution="skrl",
-        extra="skrl",
-        versions=("2.1.1", "2.2"),
+        distribution=Distribution("skrl", "skrl", at_least="2.1.1", below="2.2"),
     ),
 )
 LIBRARIES.register(
@@ -110,9 +97,7 @@ LIBRARIES.register(
             )
         },
         learners={"torch": "lockstep.adapters.sb3.learner:Sb3Learner"},
-        distribution="stable-baselines3",
-        extra="sb3",
-        versions=("2.6", "3"),
+        distribution=Distribution("stable-baselines3", "sb3", at_least="2.6", below="3"),
     ),
 )
 
@@ -157,13 +142,18 @@ def check_library(config: TrainConfig) -> None:
             f"library.{next(iter(config.library))} is a setting of another library, and rl_library is {OWN}, whose "
             "settings are agent.*; leave it out, or name the library with --rl_library"
         )
+    if config.algorithm in library.refused:
+        raise UsageError(
+            f"algorithm {config.algorithm!r} of rl_library {name} is not offered: {library.refused[config.algorithm]}; "
+            f"use {_others(config.algorithm, config.ml_framework) or 'another algorithm'}"
+        )
     if config.ml_framework not in library.algorithms:
         raise UsageError(
             f"ml_framework {config.ml_framework} is not available with rl_library {name}; use --ml_framework "
             f"{next(iter(library.algorithms))}"
         )
     _check_algorithm(config, library)
-    _check_installed(name, library)
+    library.require(f"rl_library {name}")
 
 
 def require_several(config: TrainConfig, num_ranks: int) -> None:
@@ -186,35 +176,15 @@ def _check_algorithm(config: TrainConfig, library: Library) -> None:
             raise UsageError(
                 f"algorithm {algorithm!r} is not available with ml_framework {framework}; use --ml_framework {other}"
             )
+    others = _others(algorithm, framework)
+    elsewhere = f" (it is with {others})" if others else ""
     raise UsageError(
-        f"algorithm {algorithm!r} is not available{_others(algorithm, framework)}: rl_library {name} has "
-        f"{', '.join(known)}{nearest(algorithm, known)}"
+        f"algorithm {algorithm!r} is not available{elsewhere}: rl_library {name} has {', '.join(known)}"
+        f"{nearest(algorithm, known)}"
     )
 
 
 def _others(algorithm: str, framework: str) -> str:
-    others = [name for name in LIBRARIES if algorithm in LIBRARIES.get(name).algorithms.get(framework, {})]
-    return f" (it is with --rl_library {' or '.join(others)})" if others else ""
-
-
-def _check_installed(name: str, library: Library) -> None:
-    if not library.distribution:
-        return
-    mend = f"install it with: pip install 'lockstep-rl[{library.extra}]'"
-    try:
-        found = importlib.metadata.version(library.distribution)
-    except importlib.metadata.PackageNotFoundError:
-        raise UsageError(
-            f"rl_library {name} needs {library.distribution}, which is not installed here; {mend}"
-        ) from None
-    first, end = library.versions
-    if not _numbers(first) <= _numbers(found) < _numbers(end):
-        raise UsageError(
-            f"rl_library {name} needs {library.distribution} {library.range}, and {found} is installed; {mend}"
-        )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: (5, 5, 1) of 5.5.1rc1."""
-    leading = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in leading.group().split(".")) if leading else ()
+    """Return the flag for the libraries that have a learner of an algorithm for a framework; "" if none has."""
+    names = [name for name in LIBRARIES if algorithm in LIBRARIES.get(name).algorithms.get(framework, {})]
+    return f"--rl_library {' or '.join(names)}" if names else ""

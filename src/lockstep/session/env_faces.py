@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.core.distributions import Distribution
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import load
 from lockstep.recipes.catalog import make_task
+from lockstep.recipes.libraries import LIBRARIES
+from lockstep.recipes.suites import SUITES
 from lockstep.session.make_config import make_config
 from lockstep.session.make_env import make_env
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from lockstep.envs.batch_env import BatchEnv
     from lockstep.envs.torch_env import TorchEnv
 
-GYMNASIUM = Distribution("gymnasium", "gymnasium", at_least="1.1")
-RSL_RL = Distribution("rsl-rl-lib", "rsl-rl", at_least="5.5.1", below="6")
+GYMNASIUM = SUITES.get("gymnasium").distribution
 
 MODEL_SEED = 1
 """Where the episodes are left to Gymnasium's own randomness, the variants of the model are still the same each time."""
@@ -112,7 +112,7 @@ def make_rsl_rl_env(
         UsageError: an unknown task or setting, a task of discrete actions, a device that is not there, or RSL-RL is
             not installed.
     """
-    RSL_RL.require("an RSL-RL env")
+    LIBRARIES.get("rsl_rl").require("an RSL-RL env")
     face: RslRlEnv = load("lockstep.adapters.rsl_rl.env:RslRlEnv")(_make(task, num_envs, seed, device, env))
     return face
 
