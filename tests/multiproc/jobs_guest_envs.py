@@ -8,6 +8,7 @@ import torch
 
 from lockstep.core.types import Comm
 from lockstep.envs.guest_env import GuestBatch, GuestEnv, GuestStep
+from lockstep.envs.torch_env import Transition
 from lockstep.learn.torch.evaluation import evaluate, summarise
 from lockstep.learn.torch.training import Training
 from lockstep.session.make_config import make_config
@@ -15,6 +16,23 @@ from lockstep.session.make_env import build_share
 from tests.multiproc.jobs_training import Result, result_of
 
 EPISODES = 6
+
+
+class Watched:
+    """Notes what a learner had before it with each action that it gave an env.
+
+    Args:
+        env: whose ``step`` is taken over.
+    """
+
+    def __init__(self, env: GuestEnv) -> None:
+        self._env, self._step = env, env.step
+        self.seen: list[torch.Tensor] = []
+        env.step = self.step  # type: ignore[method-assign]
+
+    def step(self, action: torch.Tensor) -> Transition:
+        self.seen.append(self._env.observations["actor"].clone())
+        return self._step(action)
 
 
 class Shifted:
@@ -45,7 +63,10 @@ class Shifted:
 
 
 def train(comm: Comm, task: str, shares: tuple[int, ...], num_iterations: int, shift: float = 0.0) -> Result:
-    """Train for some iterations, then evaluate; each rank's observations are off by ``shift`` times its number."""
+    """Train for some iterations, then evaluate; each rank's observations are off by ``shift`` times its number.
+
+    The result has under ``seen`` what this rank learned from, ``(num_samples, num_observations)``.
+    """
     agent = {"num_mini_batches": 4, "num_steps_per_env": 24}
     config = make_config(task, num_envs=shares, device="cpu", dtype="float64", agent=agent)
     env = build_share(config, config.envs_by_rank(comm.world_size), comm.rank)
@@ -53,6 +74,7 @@ def train(comm: Comm, task: str, shares: tuple[int, ...], num_iterations: int, s
     if shift:
         env.engine = Shifted(env.engine, shift * comm.rank)
         env.reset()
+    watched = Watched(env)
     training = Training(config, env, comm)
     curve = [training.iterate() for _ in range(num_iterations)]
     num_episodes = [EPISODES // comm.world_size] * comm.world_size
@@ -61,4 +83,4 @@ def train(comm: Comm, task: str, shares: tuple[int, ...], num_iterations: int, s
         curve.append({**summarise(evaluate(training.policy, evaluation_env), comm)})
     for each in (env, evaluation_env):
         each.close()
-    return result_of(training, curve)
+    return result_of(training, curve) | {"seen": torch.cat(watched.seen)}

@@ -21,8 +21,21 @@ def test_ranks_train_on_the_envs_that_one_process_would_have(ranks_2: RankPool, 
         assert_same_training(the_one(ranks_2.run(TRAIN, task, shares, 3)), alone)
 
 
-def test_ranks_that_see_different_numbers_hold_the_same_normalisers_and_policy(ranks_2: RankPool) -> None:
-    shifted = the_one(ranks_2.run(TRAIN, TASKS[0], (8, 8), 2, 10.0))
-    # Rank 1 sees numbers around 10, rank 0 around 0.
-    mean = shifted["policy"]["actor_normalizer.mean"]
-    torch.testing.assert_close(mean, torch.full_like(mean, 5.0), atol=1.0, rtol=0.0)
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("shares", [(8, 8), (12, 4), (4, 12)])
+def test_ranks_that_see_different_numbers_hold_the_normalisers_of_all_of_them(
+    ranks_2: RankPool, task: str, shares: tuple[int, int]
+) -> None:
+    results = ranks_2.run(TRAIN, task, shares, 2, 10.0)
+    policy = the_one(results)["policy"]
+    seen = torch.cat([result["seen"] for result in results])
+    counts = [len(result["seen"]) for result in results]
+    assert counts == [2 * 24 * share for share in shares]
+    # Rank 1 sees numbers around 10, rank 0 around 0; to forget how many each saw would be off by up to 2.5.
+    between = [float(result["seen"].mean()) for result in results]
+    assert between[1] - between[0] == pytest.approx(10.0, abs=1.0)
+    for group in ("actor", "critic"):
+        count, mean, m2 = (policy[f"{group}_normalizer.{name}"] for name in ("count", "mean", "m2"))
+        assert count == sum(counts)
+        torch.testing.assert_close(mean, seen.mean(dim=0), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(m2 / count, seen.var(dim=0, correction=0), rtol=1e-12, atol=1e-12)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.benchmark_scaling import check_jobs, main, read
+from lockstep.cli.benchmark_scaling import check_jobs, equal_threads, main, read
+from lockstep.cli.train_request import read as read_training
 from lockstep.core.errors import UsageError
 
 TASK = "cartpole_balance"
@@ -40,6 +41,19 @@ def test_ranks_that_are_more_than_cores_are_a_warning(monkeypatch: pytest.Monkey
     monkeypatch.setattr("lockstep.launch.plan.allowed_cores", lambda: 2)
     sweep, words, _ = read([*ON_CPU, "--num_gpus", "2,4"])
     assert check_jobs(sweep, words, {})[1] == ("4 ranks share 2 cores; they will wait for one another",)
+
+
+@pytest.mark.parametrize(
+    ("task", "takes_them"), [(TASK, True), ("envpool/CartPole-v1", True), ("gymnasium/CartPole-v1", False)]
+)
+def test_threads_are_shared_out_where_the_env_takes_any(
+    task: str, takes_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.core.environment.allowed_cores", lambda: 6)
+    given = [task, "--device", "cpu"]
+    words = equal_threads(read_training(given).config, 2)
+    assert "--num_torch_threads" in words
+    assert read_training([*given, *words]).config.env.num_physics_threads == (3 if takes_them else 0)
 
 
 @pytest.mark.parametrize(

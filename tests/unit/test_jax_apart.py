@@ -66,3 +66,10 @@ def test_an_engine_has_as_many_threads_as_beside_the_others(
     # As the engine that is called on the host shares them out.
     num_engines = max(1, len(local_ranks) // 2)
     assert alone.env.num_physics_threads // num_engines == threads
+
+
+@pytest.mark.parametrize("task", ["brax/ant", "gymnax/CartPole-v1", "playground/CartpoleBalance"])
+def test_an_env_whose_library_takes_no_threads_is_given_none(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    config = lockstep.make_config(task, num_envs=16)
+    assert share_of(config, 2, 1).env == config.env

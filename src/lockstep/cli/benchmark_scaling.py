@@ -167,7 +167,9 @@ def equal_threads(config: "TrainConfig", most: int) -> list[str]:
         return []
     cores = max(1, allowed_cores() // most)
     words = [] if config.num_torch_threads else ["--num_torch_threads", str(torch_threads(config, cores))]
-    return words if config.env.num_physics_threads else [*words, "--env.num_physics_threads", str(cores)]
+    if config.env.num_physics_threads or not config.env.takes_physics_threads:
+        return words
+    return [*words, "--env.num_physics_threads", str(cores)]
 
 
 def _counts(own: Arguments) -> tuple[int, ...]:

@@ -1,7 +1,9 @@
 """Names that stand for things: a typed registry, and loading what an import string points to."""
 
 import importlib
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lockstep.core.errors import UsageError, nearest
@@ -47,6 +49,13 @@ class Registry(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def look_in_current_folder() -> None:
+    """Let modules of the user's be found in the current folder, as ``python -m`` does and a command does not."""
+    folder = str(Path.cwd())
+    if not {"", folder} & set(sys.path):
+        sys.path.insert(0, folder)
 
 
 def load(import_string: str) -> Any:

@@ -49,7 +49,10 @@ class ActionSpace:
     kind: Literal["continuous", "discrete"]
     size: int
     limit: float = 1.0
-    """Beyond +- this a continuous action changes nothing more, since the task clips it; of use to foreign learners."""
+    """Beyond +- this no entry of a continuous action changes anything more, since the task clips it.
+
+    Infinity where some entry has no such bound. Learners that need bounds, or choose within them, go by it.
+    """
 
 
 class Task(Protocol):

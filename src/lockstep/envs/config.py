@@ -1,6 +1,6 @@
 """Settings every env has; a task adds its own in a subclass beside its code."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,9 @@ class MjxConfig(Config):
 class EnvConfig(Config):
     """Episode length and what all tasks share."""
 
+    takes_physics_threads: ClassVar[bool] = True
+    """Whether ``num_physics_threads`` may be given."""
+
     max_episode_steps: int = Field(
         500, ge=1, lt=2**31, description="time limit in env steps; running into it is a truncation"
     )
@@ -43,6 +46,9 @@ class EnvConfig(Config):
 class GuestConfig(EnvConfig):
     """An env of somebody else's, made by its own library: how long an episode is, and what the library is told."""
 
+    takes_physics_threads: ClassVar[bool] = False
+    why_no_threads: ClassVar[str] = "the library knows nothing of it"
+
     randomize_initial_episode_length: bool = Field(
         False, description="let the first episodes end at different times, so that resets do not come in waves"
     )
@@ -54,11 +60,17 @@ class GuestConfig(EnvConfig):
             raise ValueError(f"decimation {self.decimation} is not to be had: the env has physics of its own")
         if self.mjx != MjxConfig():
             raise ValueError("mjx is not to be had: the env has physics of its own; leave its settings out")
+        if self.num_physics_threads and not self.takes_physics_threads:
+            raise ValueError(
+                f"num_physics_threads {self.num_physics_threads} is not to be had: {self.why_no_threads}; leave it out"
+            )
         return self
 
 
 class ThreadedGuestConfig(GuestConfig):
     """The same, of a library that steps its envs in threads of its own."""
+
+    takes_physics_threads: ClassVar[bool] = True
 
     num_physics_threads: int = Field(
         0, ge=0, le=1024, description="threads that step envs; 0: the cores this process may use"
@@ -68,8 +80,10 @@ class ThreadedGuestConfig(GuestConfig):
 class GymnasiumConfig(GuestConfig):
     """An env that Gymnasium makes."""
 
-    vectorization: Literal["auto", "sync", "async"] = Field(
-        "auto", description="how envs are stepped: sync, one after the other; async, each in a process; auto: sync"
+    why_no_threads: ClassVar[str] = "envs are stepped one after the other, or with vectorization async by processes"
+
+    vectorization: Literal["sync", "async"] = Field(
+        "sync", description="how envs are stepped: sync, one after the other; async, each in a process of its own"
     )
 
 

@@ -1,8 +1,55 @@
-"""How a policy's actions reach other people's envs."""
+"""How a policy's actions reach other people's envs, whose spaces are Gymnasium's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
+
+from lockstep.core.errors import UsageError
+from lockstep.core.types import ActionSpace
+
+
+def policy_space(space: spaces.Space[Any], task: str) -> ActionSpace:
+    """Return the actions of a policy for an env's space of actions; without a limit where an entry is not bounded.
+
+    Args:
+        space: the env's.
+        task: its name, for messages.
+
+    Raises:
+        UsageError: neither an array of real numbers nor one choice.
+    """
+    if isinstance(space, spaces.Discrete):
+        return ActionSpace("discrete", int(space.n))
+    size = int(np.prod(space.shape, dtype=np.int64)) if isinstance(space, spaces.Box) else 0
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and size:
+        is_bounded = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+        return ActionSpace("continuous", size, 1.0 if is_bounded else np.inf)
+    raise UsageError(
+        f"task {task} has actions of kind {kind_of(space)}; a policy here gives real numbers (Box) or one choice "
+        "(Discrete)"
+    )
+
+
+def decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what makes the envs' actions, one after the other, of those of a policy for all envs.
+
+    Args:
+        space: one that ``policy_space`` takes.
+    """
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda actions: actions + start
+    assert isinstance(space, spaces.Box)
+    return BoundedActions(space.low, space.high, space.shape, space.dtype)
+
+
+def kind_of(space: spaces.Space[Any]) -> str:
+    """Return what kind of space it is, in words: ``Dict``, ``Box of int64``, ``Box of shape (0,)``."""
+    if not isinstance(space, spaces.Box):
+        return type(space).__name__
+    return f"Box of {space.dtype}" if np.prod(space.shape) else f"Box of shape {space.shape}"
 
 
 class BoundedActions:

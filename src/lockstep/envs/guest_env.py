@@ -98,7 +98,7 @@ class NoEnvs:
 
 
 class GuestEnv:
-    """``num_envs`` envs of a library, with the interface and the meaning of ``TorchEnv``.
+    """``num_envs`` envs of a library, a ``BatchEnv`` whose steps mean what those of ``TorchEnv`` do.
 
     An env that ends an episode begins the next one in the same step: ``Transition.final_observations`` are those that
     the step led to, ``observations`` those of the new episode, and no step is wasted. Each episode of each env has a
@@ -138,8 +138,8 @@ class GuestEnv:
         self._action_shape = (num_envs, space.size) if space.kind == "continuous" else (num_envs,)
         self._host_ids = first_env_id + np.arange(num_envs, dtype=np.int32)
         self.env_ids = torch.from_numpy(self._host_ids).to(device, copy=True)
-        self._streams = streams
-        self.seed_streams(seed)
+        self._seed_stream = Stream(seed, f"{streams}/episode", xp)
+        self._length_stream = Stream(seed, f"{streams}/initial_episode_length", xp)
         self.episodes = EpisodeStatistics(len(task.reward_terms) + len(task.metric_terms), num_envs, device)
         self.num_diverged = torch.zeros((), dtype=torch.int64, device=device)
         self.observations: Observations
@@ -157,11 +157,6 @@ class GuestEnv:
     def episode_length(self, lengths: torch.Tensor) -> None:
         self._episode_length = lengths.cpu().numpy().astype(np.int64)
 
-    def seed_streams(self, seed: int) -> None:
-        """Take the seeds of episodes from those of another seed from now on."""
-        self._seed_stream = Stream(seed, f"{self._streams}/episode", xp)
-        self._length_stream = Stream(seed, f"{self._streams}/initial_episode_length", xp)
-
     # --- the steps of an episode ---------------------------------------------------------------------------------
 
     def reset(self) -> Observations:
@@ -170,15 +165,6 @@ class GuestEnv:
         self._episode_number[:] = 0
         self._episode_length = self._initial_episode_lengths()
         self._begin()
-        return self.observations
-
-    def restart(self, mask: torch.Tensor) -> Observations:
-        """Break off the episodes of the envs of ``mask (num_envs,)`` bool; return the observations of all."""
-        rows = mask.cpu().numpy().nonzero()[0]
-        if rows.size:
-            self._seen = self._after_restart(rows, self._seen)
-            self.observations = self._groups(self._seen)
-            self.episodes.forget(mask)
         return self.observations
 
     def step(self, action: torch.Tensor) -> Transition:

@@ -1,10 +1,12 @@
 """An env of somebody else's, as a task: sizes and names, and none of the functions, which its library has."""
 
+import json
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lockstep.core.errors import UsageError
 from lockstep.core.types import ActionSpace, Array, InitialState, Namespace, Observations, State, Task
 
 
@@ -62,6 +64,20 @@ class GuestTask(Task):
     def terminations(self, xp: Namespace, state: State) -> Array:
         """See ``reset``."""
         _refuse()
+
+
+def as_json(kwargs: Mapping[str, Any]) -> str:
+    """Return keyword arguments of an env as text, the same for the same ones.
+
+    Raises:
+        UsageError: they have what no config file could.
+    """
+    try:
+        return json.dumps(kwargs)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"env.kwargs are numbers, words, lists and mappings of these, as a run's config has them: {error}"
+        ) from error
 
 
 def _refuse() -> NoReturn:

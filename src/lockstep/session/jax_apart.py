@@ -55,7 +55,8 @@ def share_of(config: TrainConfig, ranks: RankMesh) -> TrainConfig:
     if not any(own):
         own[0] = config.agent.env_block(total)
     changes: dict[str, Any] = {"num_envs": own, "evaluation": {"interval": 0}}
-    changes["env"] = {"num_physics_threads": _num_physics_threads(config, ranks)}
+    if config.env.takes_physics_threads:
+        changes["env"] = {"num_physics_threads": _num_physics_threads(config, ranks)}
     changes["agent"] = _agent_changes(config.agent, sum(own), total)
     return merge(config, changes)
 

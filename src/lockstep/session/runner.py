@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from lockstep.core.errors import UsageError, nearest
 from lockstep.core.plugins import registered, the_only_one
-from lockstep.core.registry import Registry, load
+from lockstep.core.registry import Registry, load, look_in_current_folder
 from lockstep.distributed.topology import require_distributed
 from lockstep.recipes.libraries import OWN, library_of, require_several
 
@@ -172,9 +171,7 @@ def load_class(import_string: str) -> type:
     """
     if ":" not in import_string:
         import_string = _registered(import_string)
-    folder = str(Path.cwd())
-    if not {"", folder} & set(sys.path):  # python -m has it there already, the command lockstep has not
-        sys.path.insert(0, folder)
+    look_in_current_folder()
     try:
         kind = load(import_string)
     except UsageError as error:

@@ -11,8 +11,9 @@ import envpool
 import numpy as np
 import torch
 
-from lockstep.adapters.envpool.specs import decoder, encoder, facts_of
+from lockstep.adapters.envpool.specs import encoder, facts_of
 from lockstep.envs.config import ThreadedGuestConfig
+from lockstep.envs.guest_actions import decoder
 from lockstep.envs.guest_env import GuestBatch, GuestEnv, GuestStep, NoEnvs
 from lockstep.envs.guest_task import GuestTask
 

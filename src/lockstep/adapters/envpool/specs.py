@@ -13,10 +13,9 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.core.errors import UsageError, in_one_line, nearest
-from lockstep.core.types import ActionSpace
-from lockstep.envs.config import ThreadedGuestConfig
-from lockstep.envs.guest_actions import BoundedActions
-from lockstep.envs.guest_task import GuestTask
+from lockstep.envs.config import GuestConfig
+from lockstep.envs.guest_actions import kind_of, policy_space
+from lockstep.envs.guest_task import GuestTask, as_json
 
 _OURS = {
     "num_envs": "--num_envs N",
@@ -43,7 +42,7 @@ def check(env_id: str) -> None:
         raise UsageError(f"EnvPool knows no env {env_id!r}{nearest(env_id, sorted(known, reverse=True))}")
 
 
-def make_task(env_id: str, config: ThreadedGuestConfig) -> GuestTask:
+def make_task(env_id: str, config: GuestConfig) -> GuestTask:
     """Return the sizes of an env.
 
     Raises:
@@ -51,7 +50,20 @@ def make_task(env_id: str, config: ThreadedGuestConfig) -> GuestTask:
     """
     facts = facts_of(env_id, config.kwargs)
     num_observations = _num_observations(facts.observation_space, env_id)
-    return GuestTask(_policy_space(facts.action_space, env_id), dict.fromkeys(("actor", "critic"), num_observations))
+    return GuestTask(
+        policy_space(facts.action_space, f"envpool/{env_id}"), dict.fromkeys(("actor", "critic"), num_observations)
+    )
+
+
+def time_limit(env_id: str, config: GuestConfig) -> int | None:
+    """Return the time limit in env steps that EnvPool gives an env with the config's ``kwargs``; None: it has none.
+
+    Raises:
+        UsageError: the ``kwargs`` are wrong.
+    """
+    limit = facts_of(env_id, config.kwargs).max_episode_steps
+    # EnvPool writes the largest int32 where there is no limit.
+    return limit if 0 < limit < 10**6 else None
 
 
 def facts_of(env_id: str, kwargs: Mapping[str, Any]) -> Facts:
@@ -63,7 +75,7 @@ def facts_of(env_id: str, kwargs: Mapping[str, Any]) -> Facts:
     for name in kwargs:
         if name in _OURS:
             raise UsageError(f"env.kwargs.{name} is not EnvPool's to be told here; give {_OURS[name]}")
-    return _facts_of(env_id, json.dumps(kwargs))
+    return _facts_of(env_id, as_json(kwargs))
 
 
 @cache
@@ -97,14 +109,6 @@ def encoder(space: Any) -> Callable[[Any], np.ndarray]:
     return lambda batch: np.reshape(batch, (len(batch), -1))
 
 
-def decoder(space: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what makes the envs' actions of those of a policy."""
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return lambda actions: actions + start
-    return BoundedActions(space.low, space.high, space.shape, space.dtype)
-
-
 def _num_observations(space: Any, env_id: str) -> int:
     if isinstance(space, spaces.Dict):
         return sum(_num_observations(inner, env_id) for inner in space.spaces.values())
@@ -113,17 +117,6 @@ def _num_observations(space: Any, env_id: str) -> int:
     if isinstance(space, spaces.Box):
         return int(np.prod(space.shape, dtype=np.int64))
     raise UsageError(
-        f"task envpool/{env_id} has observations of kind {type(space).__name__}; a policy here takes a fixed number of "
+        f"task envpool/{env_id} has observations of kind {kind_of(space)}; a policy here takes a fixed number of "
         "real numbers (Box, Discrete, and Dict of these)"
-    )
-
-
-def _policy_space(space: Any, env_id: str) -> ActionSpace:
-    if isinstance(space, spaces.Discrete):
-        return ActionSpace("discrete", int(space.n))
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return ActionSpace("continuous", int(np.prod(space.shape, dtype=np.int64)))
-    raise UsageError(
-        f"task envpool/{env_id} has actions of kind {type(space).__name__}; a policy here gives real numbers (Box) or "
-        "one choice (Discrete)"
     )

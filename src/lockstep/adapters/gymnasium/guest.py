@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
-from lockstep.adapters.gymnasium.specs import decoder, encoder, facts_of, make_for, make_one
+from lockstep.adapters.gymnasium.specs import encoder, facts_of, make_for, make_one
 from lockstep.envs.config import GymnasiumConfig
+from lockstep.envs.guest_actions import decoder
 from lockstep.envs.guest_env import GuestBatch, GuestEnv, GuestStep, NoEnvs
 from lockstep.envs.guest_task import GuestTask
 

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -18,11 +17,17 @@ from gymnasium import spaces
 from gymnasium.envs import registration
 
 from lockstep.core.errors import UsageError, in_one_line, nearest
-from lockstep.core.types import ActionSpace
+from lockstep.core.registry import look_in_current_folder
 from lockstep.envs.config import GuestConfig
-from lockstep.envs.guest_actions import BoundedActions
-from lockstep.envs.guest_task import GuestTask
+from lockstep.envs.guest_actions import kind_of, policy_space
+from lockstep.envs.guest_task import GuestTask, as_json
 
+_OURS = {
+    "id": "name another task",
+    "max_episode_steps": "give --env.max_episode_steps N",
+    "disable_env_checker": "leave it out",
+}
+"""Keyword arguments of ``gymnasium.make`` itself, and what to do instead."""
 _REGISTERED = "; one that a module registers as it is imported is named gymnasium/<module>:<id>"
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
@@ -40,6 +45,11 @@ def check(env_id: str) -> None:
     spec_of(env_id)
 
 
+def time_limit(env_id: str, config: GuestConfig) -> int | None:
+    """Return the time limit in env steps that an env is registered with; None: it has none."""
+    return spec_of(env_id).max_episode_steps
+
+
 def spec_of(env_id: str) -> registration.EnvSpec:
     """Return how Gymnasium makes an env; ``module:Id-v0`` imports the module, which may be in the current folder.
 
@@ -47,10 +57,9 @@ def spec_of(env_id: str) -> registration.EnvSpec:
         UsageError: it knows no such env; with the nearest that it knows.
     """
     module, _, name = env_id.rpartition(":")
-    if module and not {"", str(Path.cwd())} & set(sys.path):  # the command lockstep has not the folder there
-        sys.path.insert(0, str(Path.cwd()))
     try:
         if module:
+            look_in_current_folder()
             importlib.import_module(module)
         return gymnasium.spec(name)
     except gymnasium.error.UnregisteredEnv:
@@ -86,7 +95,7 @@ def make_task(env_id: str, config: GuestConfig) -> GuestTask:
     """
     facts = facts_of(env_id, config.kwargs)
     return GuestTask(
-        policy_space(facts.action_space, env_id),
+        policy_space(facts.action_space, f"gymnasium/{env_id}"),
         dict.fromkeys(("actor", "critic"), num_observations(facts.observation_space, env_id)),
         step_duration_s=facts.step_duration_s,
     )
@@ -96,9 +105,12 @@ def facts_of(env_id: str, kwargs: Mapping[str, Any]) -> Facts:
     """Return what an env made with these keyword arguments tells of itself.
 
     Raises:
-        UsageError: it can't be made.
+        UsageError: it can't be made, or they are lockstep's own to give.
     """
-    return _facts_of(env_id, json.dumps(kwargs))
+    for name in kwargs:
+        if name in _OURS:
+            raise UsageError(f"env.kwargs.{name} is not Gymnasium's to be told here; {_OURS[name]}")
+    return _facts_of(env_id, as_json(kwargs))
 
 
 @cache
@@ -134,31 +146,6 @@ def encoder(space: gymnasium.Space[Any]) -> Callable[[Any], np.ndarray]:
     return lambda observation: np.asarray(spaces.utils.flatten(space, observation))
 
 
-def policy_space(space: gymnasium.Space[Any], env_id: str) -> ActionSpace:
-    """Return the actions of a policy for an env's space of actions.
-
-    Raises:
-        UsageError: neither an array of real numbers nor one choice.
-    """
-    if isinstance(space, spaces.Discrete):
-        return ActionSpace("discrete", int(space.n))
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.shape != (0,):
-        return ActionSpace("continuous", int(np.prod(space.shape, dtype=np.int64)))
-    raise UsageError(
-        f"task gymnasium/{env_id} has actions of kind {_in_words(space)}; a policy here gives real numbers (Box) or "
-        "one choice (Discrete)"
-    )
-
-
-def decoder(space: gymnasium.Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what makes the env's actions, one after the other, of those of a policy for all envs."""
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return lambda actions: actions + start
-    assert isinstance(space, spaces.Box)
-    return BoundedActions(space.low, space.high, space.shape, space.dtype)
-
-
 def _check_observations(space: gymnasium.Space[Any], env_id: str) -> None:
     if isinstance(space, spaces.Dict):
         for inner in space.spaces.values():
@@ -168,14 +155,9 @@ def _check_observations(space: gymnasium.Space[Any], env_id: str) -> None:
             _check_observations(inner, env_id)
     elif not isinstance(space, _PLAIN):
         raise UsageError(
-            f"task gymnasium/{env_id} has observations of kind {_in_words(space)}; a policy here takes a fixed number "
+            f"task gymnasium/{env_id} has observations of kind {kind_of(space)}; a policy here takes a fixed number "
             "of real numbers (Box, Discrete, MultiBinary, MultiDiscrete, and Dict or Tuple of these)"
         )
-
-
-def _in_words(space: gymnasium.Space[Any]) -> str:
-    dtype = f" of {space.dtype}" if isinstance(space, spaces.Box) else ""
-    return f"{type(space).__name__}{dtype}"
 
 
 def _step_duration_s(env: gymnasium.Env[Any, Any]) -> float:

@@ -108,7 +108,8 @@ def _action_space(space: Any, name: str) -> ActionSpace:
     if isinstance(space, spaces.Discrete):
         return ActionSpace("discrete", int(space.n))
     if isinstance(space, spaces.Box) and jnp.issubdtype(space.dtype, jnp.floating):
-        return ActionSpace("continuous", math.prod(space.shape))
+        is_bounded = np.isfinite(np.asarray(space.low)).all() and np.isfinite(np.asarray(space.high)).all()
+        return ActionSpace("continuous", math.prod(space.shape), 1.0 if is_bounded else math.inf)
     raise UsageError(f"task gymnax/{name} has actions {space!r}; a policy has Discrete or continuous Box actions")
 
 

@@ -1,5 +1,6 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905), written once for any number of devices."""
 
+from math import inf
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -109,6 +110,11 @@ class Sac:
             raise UsageError(
                 f"algorithm sac needs continuous actions, and those of task {config.task} are {space.kind} with these "
                 "settings; use --algorithm ppo"
+            )
+        if space.limit == inf:
+            raise UsageError(
+                f"algorithm sac chooses actions within bounds, and those of task {config.task} have none; use "
+                "--algorithm ppo"
             )
         self.run_config, self.config = config, config.agent_as(SacConfig)
         self.env, self.evaluation_env = env, evaluation_env
