@@ -62,6 +62,21 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.array([np.nan if broken else self.count, self.number], dtype=np.float32)
 
 
+class Sized(gymnasium.Env[Any, Any]):
+    """Shows zeros, as many as it is told, and goes on for ever."""
+
+    def __init__(self, size: int, action: str = "box") -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (size,))
+        self.action_space = spaces.Discrete(2) if action == "discrete" else spaces.Box(-1.0, 1.0, (1,))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape or (), dtype=np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.reset()[0], 1.0, False, False, {}
+
+
 @contextmanager
 def _registered() -> Iterator[None]:
     gymnasium.register(ID, entry_point="tests.unit.guest_fixtures:Counting", max_episode_steps=100)

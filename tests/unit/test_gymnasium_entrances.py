@@ -3,6 +3,8 @@
 import importlib.metadata
 import subprocess
 import sys
+from itertools import product
+from typing import Literal
 
 import pytest
 import torch
@@ -60,6 +62,35 @@ def test_what_is_asked_for_wrongly_is_said() -> None:
         lockstep.make_gymnasium_env("cartpole_balance", render_mode="human")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="there are 2; make a vector env"):
         LockstepEnv(toy_env(Line(), 2))
+
+
+@pytest.mark.parametrize("task", ["gymnasium/CartPole-v1", "envpool/CartPole-v1", "brax/ant", "gymnax/CartPole-v1"])
+def test_faces_are_of_our_own_envs_and_nothing_is_made_of_others_first(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("an env is made, which nobody would close")
+
+    monkeypatch.setattr("lockstep.session.env_faces.make_env", never)
+    modes: tuple[Literal["rgb_array"] | None, ...] = (None, "rgb_array")
+    for make, render_mode in product((lockstep.make_gymnasium_env, lockstep.make_gymnasium_vector_env), modes):
+        with pytest.raises(UsageError, match=f"task {task} is an env of .*, which has its own way to Gymnasium"):
+            make(task, render_mode=render_mode)
+
+
+@pytest.mark.parametrize("task", ["brax/ant", "gymnax/Pendulum-v1", "playground/CartpoleBalance"])
+def test_envs_of_jax_are_not_to_be_had_in_torch_and_nothing_is_made_first(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("an env is made, which occupies JAX's devices")
+
+    monkeypatch.setattr("lockstep.session.make_env.make_task", never)
+    for make in (lockstep.make_env, lockstep.make_rsl_rl_env):
+        with pytest.raises(UsageError) as said:
+            make(task, 4)
+        assert str(said.value).startswith(f"task {task} is for ml_framework jax, and the envs that code of your own ")
+        assert "\n" not in str(said.value)
 
 
 def test_a_missing_gymnasium_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

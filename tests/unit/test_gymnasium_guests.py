@@ -1,24 +1,33 @@
 """Gymnasium's envs in ours: every episode ends with its own last observation, and no step is dead."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from lockstep.adapters.gymnasium import specs
 from lockstep.cli.main import main
+from lockstep.cli.train_request import read
 from lockstep.core.errors import UsageError
+from lockstep.distributed.torch_comm import SoloComm
 from lockstep.envs.batch_env import BatchEnv
+from lockstep.envs.guest_actions import decoder, policy_space
 from lockstep.envs.guest_env import GuestEnv
-from lockstep.recipes.catalog import make_task
+from lockstep.recipes.catalog import make_task, note_of
 from lockstep.session.make_config import make_config
 from lockstep.session.make_env import build_env, make_env
-from tests.unit.guest_fixtures import Counting, counting, played
+from lockstep.session.runner import make_runner
+from tests.unit.cli_train_fixtures import refused
+from tests.unit.guest_fixtures import INF, Counting, counting, played
 
 __all__ = ["counting"]
 
@@ -150,19 +159,12 @@ def test_a_run_that_goes_on_meets_new_episodes(counting: str) -> None:
     assert other.observations["actor"][:, 0].tolist() == [0.0] * 3
 
 
-def test_episodes_may_be_broken_off_and_moved_on_as_in_our_own_envs(counting: str) -> None:
+def test_episodes_may_be_moved_on_as_in_our_own_envs(counting: str) -> None:
     env = make(counting, 3, max_episode_steps=50)
     env.step(still(env))
-    numbers_before = numbers(env)
-    env.restart(torch.tensor([True, False, True]))
-    assert env.observations["actor"][:, 0].tolist() == [0.0, 1.0, 0.0]
-    assert [now == before for now, before in zip(numbers(env), numbers_before, strict=True)] == [False, True, False]
-    assert env.episode_length.tolist() == [0, 1, 0]
     env.episode_length = torch.tensor([49, 1, 0])
     assert env.step(still(env)).truncated.tolist() == [True, False, False]
-    env.seed_streams(99)
-    env.reset()
-    assert not set(numbers(env)) & set(numbers_before)
+    assert env.episode_length.tolist() == [0, 2, 1]
 
 
 def test_envs_in_processes_of_their_own_do_the_same() -> None:
@@ -190,6 +192,39 @@ def test_continuous_actions_are_laid_over_the_bounds_and_clipped(counting: str) 
     env.step(torch.tensor([[-4.0, 9.0, -7.0, 3.0]]))
     # Bounds: -2..2, 0..1, none, 0 and above.
     assert [action.tolist() for action in Counting.actions] == [[0.5, 0.75, 7.0, 0.0], [-2.0, 1.0, -7.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "limit"),
+    [
+        ([-1, -1], [1, 1], 1.0),
+        ([-3, 0], [5, 1e6], 1.0),
+        ([-1, -INF], [1, INF], INF),
+        ([-1, 0], [1, INF], INF),
+        ([-INF, -INF], [0, 1], INF),
+        ([[-1], [-INF]], [[1], [1]], INF),
+    ],
+)
+def test_actions_have_a_limit_where_every_entry_has_two_bounds(low: list[Any], high: list[Any], limit: float) -> None:
+    box = spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+    space = policy_space(box, "t")
+    assert (space.kind, space.size, space.limit) == ("continuous", 2, limit)
+    decode, rng = decoder(box), np.random.default_rng(1)
+    actions = rng.uniform(-9, 9, (50, 2))
+    inside = np.clip(actions, -space.limit, space.limit)
+    # What the limit promises: beyond it nothing changes.
+    assert np.array_equal(decode(actions), decode(inside))
+    if limit == INF:
+        assert not np.array_equal(decode(actions), decode(np.clip(actions, -1, 1)))
+
+
+def test_a_learner_of_bounded_actions_refuses_an_env_without_bounds(counting: str) -> None:
+    assert make_task(make_config(counting)).action_space.limit == INF
+    for library, algorithm in (("sb3", "sac"), ("sb3", "td3"), ("skrl", "sac"), ("skrl", "td3"), ("skrl", "ddpg")):
+        config = make_config(counting, rl_library=library, algorithm=algorithm, num_envs=4, device="cpu")
+        with pytest.raises(UsageError, match=f"{algorithm}.* bound") as said:
+            make_runner(config, build_env(config), SoloComm())
+        assert "\n" not in str(said.value)
 
 
 def test_choices_begin_where_the_env_lets_them_begin(counting: str) -> None:
@@ -222,6 +257,65 @@ def test_what_no_policy_here_deals_with_is_refused_by_name(kwargs: dict[str, str
         make_task(make_config(counting, env={"kwargs": kwargs}))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_an_array_of_no_numbers_is_no_action(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"task t has actions of kind Box of shape {shape}; a policy here")):
+        policy_space(spaces.Box(-1.0, 1.0, shape), "t")
+
+
+# --- keyword arguments, time limits ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sized() -> Iterator[str]:
+    """The name of the task of envs that are not to be had without a size, and have no time limit."""
+    gymnasium.register("LockstepSized-v0", entry_point="tests.unit.guest_fixtures:Sized")
+    yield "gymnasium/LockstepSized-v0"
+    del gymnasium.registry["LockstepSized-v0"]
+
+
+def test_an_env_may_need_keyword_arguments(sized: str) -> None:
+    config = read([sized, "--env.kwargs.size", "3", "--env.kwargs.action", "discrete"]).config
+    task = make_task(config)
+    assert (task.num_observations["actor"], task.action_space.kind) == (3, "discrete")
+    assert make(sized, 2, kwargs={"size": 4}).observations["actor"].shape == (2, 4)
+    for words in ([], ["--env.kwargs.action", "discrete"], ["--env.kwargs.size", "-1"]):
+        assert "Gymnasium can't make env 'LockstepSized-v0': " in refused(sized, *words)
+    assert main(["train", sized, "--help"]) == 0
+
+
+@pytest.mark.parametrize("value", [{"start": date(2026, 1, 1)}, {"f": print}])
+def test_keyword_arguments_are_what_a_config_can_hold(value: dict[str, Any], counting: str) -> None:
+    with pytest.raises(UsageError, match=r"env\.kwargs are numbers, words, lists"):
+        make(counting, 2, kwargs=value)
+
+
+def test_a_time_limit_that_is_a_guess_is_said_and_can_be_changed(
+    sized: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", sized, "--env.kwargs.size", "2", "--device", "cpu", "--max_iterations", "1", "--num_envs", "32"]
+    words += ["--evaluation.interval", "0"]
+    said = f"{sized} has no time limit of its own, so an episode is cut after 1000 steps; --env.max_episode_steps N"
+    assert main(words) == 0
+    assert capsys.readouterr().out.count(said) == 1
+    assert main([*words, "--env.max_episode_steps", "70"]) == 0
+    assert "time limit" not in capsys.readouterr().out
+    assert make(sized, 2, kwargs={"size": 2}, max_episode_steps=70).config.max_episode_steps == 70
+
+
+@pytest.mark.parametrize("task", ["gymnasium/HalfCheetah-v5", "envpool/HalfCheetah-v4", "gymnasium/CartPole-v1"])
+def test_nothing_is_said_of_a_time_limit_that_the_library_gives(task: str) -> None:
+    assert note_of(make_config(task)) == ""
+
+
+@pytest.mark.parametrize("task", ["gymnasium/Blackjack-v1", "envpool/Blackjack-v1"])
+def test_of_any_env_without_a_limit_it_is_said(task: str) -> None:
+    config = make_config(task)
+    assert config.env.max_episode_steps == 1000
+    assert note_of(config).startswith(f"{task} has no time limit of its own")
 
 
 # --- training ----------------------------------------------------------------------------------------------------

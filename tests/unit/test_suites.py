@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli.main import main
+from lockstep.cli.train_request import read
 from lockstep.core import distributions, plugins
 from lockstep.core.distributions import Distribution
 from lockstep.core.errors import UsageError
+from lockstep.learn.agent_config import AGENTS
 from lockstep.recipes.catalog import TASKS, make_task, recipe_of, require_model
+from lockstep.recipes.libraries import LIBRARIES, OWN, algorithms_of
 from lockstep.recipes.task_registry import GROUP as TASKS_GROUP
 from lockstep.session.make_config import make_config
 from lockstep.session.runner import GROUP as RUNNERS_GROUP
@@ -147,12 +150,77 @@ def test_an_env_whose_library_is_missing_is_refused_before_it_is_looked_up(monke
         (["--engine", "mujoco"], "has physics of its own; leave --engine out"),
         (["--video"], "has no MuJoCo model, so there is nothing of it to be seen; leave --video and --viewer out"),
         (["--env.decimation", "4"], "env: decimation 4 is not to be had: the env has physics of its own"),
-        (["--algorithm", "sac"], "algorithm 'sac' is not available: task gymnasium/CartPole-v1 has recipes for ppo"),
+        (
+            ["--algorithm", "sac"],
+            "(it is with --rl_library skrl or sb3): task gymnasium/CartPole-v1 has recipes for ppo",
+        ),
         (["--env.kwargs", "4"], "is a mapping: write --env.kwargs.NAME VALUE"),
+        (["--env.num_physics_threads", "2"], "env: num_physics_threads 2 is not to be had: envs are stepped one after"),
+        (["--env.kwargs.max_episode_steps", "9"], "is not Gymnasium's to be told here; give --env.max_episode_steps N"),
+        (["--env.kwargs.id", "9"], "env.kwargs.id is not Gymnasium's to be told here; name another task"),
+        (["--env.kwargs.colour", "red"], "Gymnasium can't make env 'CartPole-v1': TypeError"),
     ],
 )
 def test_what_an_env_of_a_suite_can_not_be_is_said_in_one_line(flags: list[str], words: str) -> None:
     assert words in refused("gymnasium/CartPole-v1", *flags)
+
+
+@pytest.mark.parametrize("task", ["brax/ant", "gymnax/Pendulum-v1", "playground/CartpoleBalance"])
+def test_threads_are_refused_where_nothing_takes_them(task: str) -> None:
+    assert "num_physics_threads 2 is not to be had" in refused(task, "--env.num_physics_threads", "2")
+    assert read(["envpool/CartPole-v1", "--env.num_physics_threads", "2"]).config.env.num_physics_threads == 2
+
+
+# --- suites and libraries of learners ----------------------------------------------------------------------------
+
+OTHERS = [name for name in LIBRARIES if name != OWN]
+
+
+@pytest.mark.parametrize("library", OTHERS)
+@pytest.mark.parametrize("task", ["gymnasium/Pendulum-v1", "envpool/Pendulum-v1", "quadruped_velocity_flat"])
+def test_a_library_may_train_any_task_by_any_algorithm_that_it_has(task: str, library: str) -> None:
+    basis = recipe_of(task)
+    for framework in ("torch",) if "/" in task else algorithms_of(library):
+        for algorithm in algorithms_of(library)[framework]:
+            flags = ["--rl_library", library, "--algorithm", algorithm, "--ml_framework", framework]
+            config = read([task, *flags, "--num_envs", "64"]).config
+            assert (config.rl_library, config.algorithm, type(config.agent)) == (library, algorithm, AGENTS[algorithm])
+            assert (config.task, config.env, config.max_iterations) == (task, basis.env, basis.max_iterations)
+            again = make_config(**config.model_dump(mode="json"))  # as from a checkpoint
+            assert again == config
+
+
+def test_the_library_may_stand_in_an_overlay_file_and_in_the_config_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlay = tmp_path / "sac.yaml"
+    overlay.write_text("rl_library: sb3\nalgorithm: sac\n")
+    assert read(["gymnasium/Pendulum-v1", "--config", str(overlay)]).config.agent == AGENTS["sac"]()
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("task: gymnasium/Pendulum-v1\nrl_library: sb3\nalgorithm: sac\n")
+    (run / "run.json").write_text("{}")
+    assert read(["--resume", str(run)]).config.algorithm == "sac"
+    assert main(["train", "gymnasium/Pendulum-v1", "--rl_library", "sb3", "--algorithm", "sac", "--help"]) == 0
+    assert "temperature_learning_rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [[], ["--ml_framework", "torch"], ["--ml_framework", "jax"]])
+@pytest.mark.parametrize("task", ["brax/ant", "gymnax/CartPole-v1", "playground/CartpoleBalance"])
+def test_a_mend_leads_to_a_training(task: str, more: list[str]) -> None:
+    wanting = [name for name in OTHERS if "jax" not in algorithms_of(name)]
+    assert len(wanting) >= 3
+    for library in wanting:
+        said = refused(task, "--rl_library", library, *more)
+        assert said == (
+            f"task {task} is for ml_framework jax, which rl_library {library} has no learners for; use --rl_library "
+            "lockstep or skrl"
+        )
+    for library in ("lockstep", "skrl"):
+        assert read([task, "--rl_library", library, "--ml_framework", "jax"]).config.rl_library == library
+    assert refused(task, "--rl_library", "skrl", "--algorithm", "td3", *more) == (
+        f"algorithm 'td3' is not available: task {task} is for ml_framework jax, for which rl_library skrl has ppo, sac"
+    )
 
 
 def test_a_task_of_our_own_needs_no_suite() -> None:
@@ -189,6 +257,52 @@ def test_a_broken_package_is_a_warning_and_hides_nothing(install: Install, capsy
     ]
     assert hidden.startswith("task 'cartpole_balance' of vain is not to be had")
     assert TASKS.get("cartpole_balance").task.startswith("lockstep.")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def recipe(): raise RuntimeError('no wind\\ntoday')", "RuntimeError: no wind"),
+        ("def recipe(): raise SystemExit('no wind')", "SystemExit: no wind"),
+        ("def recipe(): return 5", "AttributeError: 'int' object has no attribute"),
+        ("import no_such_module", "cannot import 'torn_recipe:recipe': it needs 'no_such_module', which is not"),
+        (
+            "recipe = cartpole_classic",
+            "the recipe of task torn is for task 'cartpole_classic'; give its config the name",
+        ),
+        ("recipe = right\nclass Task:\n  def __init__(self, c): 1 / 0", "ZeroDivisionError"),
+        ("recipe = right\nclass Task:\n  def __init__(self, c): pass", "AttributeError"),
+        (
+            "recipe = right\ndef Task(c): c = CartpoleClassic(c); c.num_observations = {'actor': 'x'}; return c",
+            "ValueError",
+        ),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_task_of_a_package_that_can_not_be_made_is_a_warning_and_hides_nothing(
+    code: str, words: str, flags: list[str], install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imports = (
+        "from lockstep.recipes.cartpole import cartpole_classic\n"
+        "from lockstep.tasks.cartpole_classic.task import CartpoleClassic\n"
+        "right = lambda: cartpole_classic().model_copy(update={'task': 'torn'})\n"
+    )
+    entry = (
+        "from lockstep.recipes.entries import TaskEntry\n"
+        "torn = TaskEntry('torn', 'fly', '{0}:Task', '{0}:recipe', ('analytic',))\n"
+    )
+    name = f"torn_recipe_{abs(hash((code, *flags)))}"  # a module is imported once
+    install(name, {}, imports + code)
+    install(f"{name}_entry", {TASKS_GROUP: f"torn = {name}_entry:torn"}, entry.format(name))
+    assert main(["tasks", *flags]) == 0
+    printed = capsys.readouterr()
+    assert "quadruped_velocity_flat" in printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith("lockstep: warning: ")
+    assert words.replace("torn_recipe", name) in line
+    if "Error: " in words or "Exit: " in words:
+        assert f"task 'torn' of {name}_entry can't be shown: " in line
+        assert line.endswith("; mend or uninstall that package")
 
 
 @pytest.mark.parametrize(

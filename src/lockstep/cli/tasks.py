@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.cli.arguments import Takes, asks_for_help, parse, switched_on
 from lockstep.cli.usage import TASKS_HELP, unexpected_word, unknown_flag
-from lockstep.core.errors import UsageError
+from lockstep.core.errors import UsageError, in_one_line
 from lockstep.recipes.catalog import ALGORITHMS, TASKS, engines_of, make_task, recipe_of
 from lockstep.recipes.suites import SUITES
 
@@ -42,6 +42,10 @@ def _rows() -> tuple[list[dict[str, Any]], list[str]]:
             rows.append(describe(name))
         except UsageError as error:
             problems.append(str(error))
+        except (Exception, SystemExit) as error:
+            problems.append(
+                f"{TASKS.origin(name)} can't be shown: {in_one_line(error)}; mend or uninstall that package"
+            )
     return rows, problems
 
 
@@ -54,11 +58,11 @@ def describe(name: str) -> dict[str, Any]:
         "name": name,
         "engines": {framework: list(engines_of(name, framework)) for framework in ALGORITHMS},
         "algorithms": list(entry.recipes),
-        "num_observations": dict(task.num_observations),
-        "action": {"kind": task.action_space.kind, "size": task.action_space.size},
+        "num_observations": {group: int(size) for group, size in task.num_observations.items()},
+        "action": {"kind": str(task.action_space.kind), "size": int(task.action_space.size)},
         "max_episode_steps": config.env.max_episode_steps,
-        "time_limit_s": config.env.max_episode_steps * task.step_duration_s,
-        "description": entry.description,
+        "time_limit_s": float(config.env.max_episode_steps * task.step_duration_s),
+        "description": str(entry.description),
     }
 
 
@@ -83,7 +87,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
             row["name"],
             ", ".join(row["algorithms"]),
             _shown(row["engines"]),
-            str(row["num_observations"]["actor"]),
+            str(row["num_observations"].get("actor", 0)),
             f"{action['size']} {action['kind']}",
             f"{row['time_limit_s']:g} s",
             row["description"],

@@ -12,6 +12,7 @@ import tyro
 from lockstep.cli.arguments import flag_name
 from lockstep.learn.config import AGENTS, TrainConfig
 from lockstep.recipes.catalog import DEFAULT_ALGORITHM, TASKS, engines_of, recipe_of
+from lockstep.recipes.libraries import OWN
 from lockstep.recipes.suites import SUITES
 
 
@@ -68,7 +69,7 @@ def print_help(argv: Sequence[str]) -> None:
             "algorithm, and both have settings of their own: 'lockstep train TASK --algorithm A --help' shows them."
         )
     else:
-        config = recipe_of(task, algorithm)
+        config = recipe_of(task, algorithm, _value_of("rl_library", argv) or OWN)
         framework = _value_of("ml_framework", argv) or config.ml_framework
         engines = ", ".join(engines_of(task, framework))
         others = [name for name in TASKS.get(task).recipes if name != algorithm]

@@ -31,6 +31,7 @@ from lockstep.recipes.catalog import (
     check_processes,
     recipe_of,
 )
+from lockstep.recipes.libraries import OWN
 from lockstep.session.attempts import Resume, run_of_launch, ways_to_start
 from lockstep.session.framework import count_ranks, framework_of
 
@@ -78,7 +79,8 @@ def read(argv: Sequence[str], world_size: int | None = None) -> Request:
     resume = _run_to_resume(first_look, overlay, task)
     run = _config_of_run(resume, task) if isinstance(resume, Path) else {}
     base = {name: value for name, value in run.items() if name not in _INFORMATIONAL}
-    config = _recipe(run["task"] if run else task, _algorithm(first_look, overlay, run))
+    library = _first((first_look.last("rl_library"), overlay.get("rl_library"), run.get("rl_library")), OWN)
+    config = _recipe(run["task"] if run else task, _algorithm(first_look, overlay, run), library)
 
     arguments = parse(argv, _lookup(config), _REPEATABLE, TASKS)
     _task(arguments, overlay)  # words that the first look gave to a flag may be left over now
@@ -151,10 +153,15 @@ def _task(arguments: Arguments, overlay: Mapping[str, Any]) -> str | None:
     return None if task is None else TASKS.get(str(task)).name
 
 
-def _recipe(task: str | None, algorithm: str = DEFAULT_ALGORITHM) -> TrainConfig:
+def _recipe(task: str | None, algorithm: str = DEFAULT_ALGORITHM, rl_library: str = OWN) -> TrainConfig:
     if task is None:
         raise UsageError(f"no task is given; write lockstep train TASK, one of {', '.join(TASKS)}")
-    return recipe_of(task, algorithm)
+    return recipe_of(task, algorithm, rl_library)
+
+
+def _first(values: Sequence[Any], default: str) -> str:
+    """Return the first of several values that is given, as text."""
+    return str(next((value for value in values if value is not None), default))
 
 
 def _algorithm(arguments: Arguments, overlay: Mapping[str, Any], run: Mapping[str, Any]) -> str:
@@ -187,8 +194,7 @@ def _run_to_resume(arguments: Arguments, overlay: Mapping[str, Any], task: str |
     from lockstep.core.runs import newest_run
 
     recipe = _recipe(task)
-    given = (arguments.last("log_root"), overlay.get("log_root"))
-    log_root = str(next((root for root in given if root is not None), recipe.log_root))
+    log_root = _first((arguments.last("log_root"), overlay.get("log_root")), recipe.log_root)
     # Ranks that are started again must not take up what another job has started meanwhile.
     return run_of_launch(log_root, recipe.task, topology.start_from_environment()) or newest_run(log_root, recipe.task)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,20 @@ from lockstep.distributed.topology import require_distributed
 from lockstep.envs.config import GuestConfig
 from lockstep.recipes.entries import DEFAULT_ALGORITHM as DEFAULT_ALGORITHM
 from lockstep.recipes.entries import TaskEntry as TaskEntry
-from lockstep.recipes.libraries import OWN, algorithms_of, check_algorithm_name, check_library, require_several
+from lockstep.recipes.libraries import (
+    LIBRARIES,
+    OWN,
+    algorithms_of,
+    check_algorithm_name,
+    check_library,
+    require_several,
+)
 from lockstep.recipes.task_registry import TaskRegistry
 
 if TYPE_CHECKING:
     from lockstep.core.types import Task
     from lockstep.learn.config import TrainConfig
+    from lockstep.recipes.suites import Suite
 
 
 ALGORITHMS = algorithms_of(OWN)
@@ -63,10 +72,16 @@ for _entry in (
     TASKS.register(_entry.name, _entry)
 
 
-def recipe_of(task: str, algorithm: str = DEFAULT_ALGORITHM) -> TrainConfig:
+def recipe_of(task: str, algorithm: str = DEFAULT_ALGORITHM, rl_library: str = OWN) -> TrainConfig:
     """Return the full config that a task is trained with by an algorithm.
 
-    An algorithm that only other libraries have gets the task's recipe with the algorithm's own defaults.
+    For another library's learner an algorithm without a recipe gets the task's first one, with the algorithm's own
+    defaults; so does one that only other libraries have.
+
+    Args:
+        task: its name.
+        algorithm: what learns.
+        rl_library: whose learner it will be; the config does not yet say so.
 
     Raises:
         UsageError: an unknown task, or one that has no recipe for the algorithm.
@@ -75,14 +90,34 @@ def recipe_of(task: str, algorithm: str = DEFAULT_ALGORITHM) -> TrainConfig:
     recipes = entry.recipes
     check_algorithm_name(algorithm)
     if algorithm in recipes:
-        recipe: TrainConfig = load(recipes[algorithm])(*entry.arguments)
-        return recipe
+        return _loaded_recipe(entry, algorithm)
     from lockstep.learn.agent_config import AGENTS
 
-    if algorithm in AGENTS and not any(algorithm in known for known in ALGORITHMS.values()):
-        basis: TrainConfig = load(recipes[DEFAULT_ALGORITHM])(*entry.arguments)
+    if algorithm in AGENTS and (rl_library != OWN or not _is_own(algorithm)):
+        basis = _loaded_recipe(entry, DEFAULT_ALGORITHM)
         return basis.model_copy(update={"algorithm": algorithm, "agent": AGENTS[algorithm]()})
-    raise UsageError(f"algorithm {algorithm!r} is not available: task {task} has recipes for {', '.join(recipes)}")
+    frameworks = ALGORITHMS if entry.suite is None else (entry.suite.framework,)
+    others = [name for name in _libraries_with(algorithm, frameworks) if name != OWN]
+    more = f" (it is with --rl_library {' or '.join(others)})" if others else ""
+    raise UsageError(
+        f"algorithm {algorithm!r} is not available{more}: task {task} has recipes for {', '.join(recipes)}"
+    )
+
+
+def _loaded_recipe(entry: TaskEntry, algorithm: str) -> TrainConfig:
+    recipe: TrainConfig = load(entry.recipes[algorithm])(*entry.arguments)
+    if recipe.task != entry.name:  # a copy of another's would train that
+        raise UsageError(f"the recipe of task {entry.name} is for task {recipe.task!r}; give its config the name")
+    return recipe
+
+
+def _is_own(algorithm: str) -> bool:
+    return any(algorithm in known for known in ALGORITHMS.values())
+
+
+def _libraries_with(algorithm: str, frameworks: Iterable[str]) -> list[str]:
+    """Return the libraries that have a learner of an algorithm for one of these frameworks."""
+    return [name for name in LIBRARIES if any(algorithm in algorithms_of(name).get(each, ()) for each in frameworks)]
 
 
 def engines_of(task: str, ml_framework: str, on_gpu: bool = False) -> tuple[str, ...]:
@@ -112,6 +147,13 @@ def make_task(config: TrainConfig) -> Task:
     entry = TASKS.get(config.task)
     task: Task = load(entry.task)(*entry.arguments, config.env)
     return task
+
+
+def note_of(config: TrainConfig) -> str:
+    """Return what is to be said of a config's env before a training, in one line; "" for nothing."""
+    suite = TASKS.get(config.task).suite
+    note: str = load(suite.note)(config) if suite is not None and suite.note else ""
+    return note
 
 
 def require_model(config: TrainConfig) -> Path:
@@ -168,10 +210,11 @@ def check_offered(config: TrainConfig) -> None:
 
 
 def _check_suite(config: TrainConfig) -> None:
-    """Check what the env of a suite asks of the rest: its framework, and no engine of ours."""
+    """Check what the env of a suite asks of the rest: its framework, no engine of ours, and that it can be made."""
     suite = TASKS.get(config.task).suite
     if suite is None:
         return
+    _check_for_suite(config, suite)
     if config.ml_framework != suite.framework:
         raise UsageError(
             f"task {config.task} is for ml_framework {suite.framework}, not {config.ml_framework}; use --ml_framework "
@@ -183,6 +226,24 @@ def _check_suite(config: TrainConfig) -> None:
         )
     if not isinstance(config.env, GuestConfig):
         raise UsageError(f"env of task {config.task} is a {type(config.env).__name__}; begin with the task's recipe")
+    if suite.framework == "torch":  # to make one of JAX would occupy its devices before the processes have met
+        make_task(config)
+
+
+def _check_for_suite(config: TrainConfig, suite: Suite) -> None:
+    """Refuse a library, or an algorithm of it, that is of no framework but those that the suite's envs are not for."""
+    known = algorithms_of(config.rl_library)
+    there = f"task {config.task} is for ml_framework {suite.framework}"
+    if suite.framework not in known:
+        others = _libraries_with(config.algorithm, (suite.framework,))
+        mend = f"--rl_library {' or '.join(others)}" if others else "another task"
+        raise UsageError(f"{there}, which rl_library {config.rl_library} has no learners for; use {mend}")
+    own = known[suite.framework]
+    if config.algorithm not in own and any(config.algorithm in algorithms for algorithms in known.values()):
+        raise UsageError(
+            f"algorithm {config.algorithm!r} is not available: {there}, for which rl_library {config.rl_library} has "
+            f"{', '.join(own)}"
+        )
 
 
 def _check_mjx_settings(config: TrainConfig) -> None:

@@ -44,6 +44,8 @@ class Suite:
     """
     other_recipes: Mapping[str, str] = field(default_factory=dict)
     """The same as ``recipe``, for each algorithm besides PPO."""
+    note: str = ""
+    """Of a function ``(config) -> str``: what a user should know of the env before a training, in one line, or ""."""
     saves_envs: bool = False
     """Whether checkpoints hold the envs as they are; else their episodes start anew where a run goes on."""
 
@@ -61,6 +63,7 @@ for _suite in (
         task="lockstep.adapters.gymnasium.specs:make_task",
         recipe="lockstep.recipes.torch_guests:gymnasium",
         make_env="lockstep.adapters.gymnasium.guest:make_env",
+        note="lockstep.recipes.torch_guests:time_limit_note",
     ),
     Suite(
         prefix="envpool",
@@ -72,6 +75,7 @@ for _suite in (
         task="lockstep.adapters.envpool.specs:make_task",
         recipe="lockstep.recipes.torch_guests:envpool",
         make_env="lockstep.adapters.envpool.guest:make_env",
+        note="lockstep.recipes.torch_guests:time_limit_note",
     ),
     Suite(
         prefix="brax",

@@ -48,6 +48,11 @@ class TaskRegistry(Registry[TaskEntry]):
         yield from self._entries
         yield from (name for name in registered(GROUP) if name not in self._entries and suite_of(name) is None)
 
+    def origin(self, name: str) -> str:
+        """Return a task's name with the package that registers it, as messages have it."""
+        entry_point = None if name in self._entries else the_only_one(GROUP, self._kind, name)
+        return f"{self._kind} '{name}'" + ("" if entry_point is None else f" of {package_of(entry_point)}")
+
     def hidden(self) -> Iterator[str]:
         """Yield, in words, what packages register in vain, since lockstep has the name itself."""
         for name, several in registered(GROUP).items():

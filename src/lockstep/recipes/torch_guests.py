@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import Any
 
+from lockstep.core.errors import UsageError
 from lockstep.core.registry import load
 from lockstep.envs.config import GuestConfig, GymnasiumConfig, ThreadedGuestConfig
 from lockstep.learn.config import CheckpointConfig, EvaluationConfig, PpoConfig, TrainConfig
 
-if TYPE_CHECKING:
-    from lockstep.envs.guest_task import GuestTask
-
-_UNLIMITED_STEPS = 1000
+UNLIMITED_STEPS = 1000
 """The time limit of an env whose library gives it none: somewhere an evaluation has to end."""
 
 
 def gymnasium(env_id: str) -> TrainConfig:
     """PPO on an env of Gymnasium."""
-    limit = load("lockstep.adapters.gymnasium.specs:spec_of")(env_id).max_episode_steps
-    env = GymnasiumConfig(max_episode_steps=limit or _UNLIMITED_STEPS)
-    return _recipe(f"gymnasium/{env_id}", env, load("lockstep.adapters.gymnasium.specs:make_task")(env_id, env))
+    return _recipe("gymnasium", env_id, GymnasiumConfig())
 
 
 def envpool(env_id: str) -> TrainConfig:
     """PPO on an env of EnvPool."""
-    limit = load("lockstep.adapters.envpool.specs:facts_of")(env_id, {}).max_episode_steps
-    # EnvPool writes the largest int32 where there is no limit.
-    env = ThreadedGuestConfig(max_episode_steps=limit if 0 < limit < 10**6 else _UNLIMITED_STEPS)
-    return _recipe(f"envpool/{env_id}", env, load("lockstep.adapters.envpool.specs:make_task")(env_id, env))
+    return _recipe("envpool", env_id, ThreadedGuestConfig())
 
 
-def _recipe(name: str, env: GuestConfig, task: GuestTask) -> TrainConfig:
-    if task.action_space.kind == "discrete":
-        return _discrete(name, env)
-    return _continuous(name, env)
+def time_limit_note(config: TrainConfig) -> str:
+    """Return in one line that a config's env ends after a number of steps that is a guess of ours; "" where it isn't.
+
+    Args:
+        config: whose task is an env of a suite of torch.
+    """
+    suite, _, env_id = config.task.partition("/")
+    if config.env.max_episode_steps != UNLIMITED_STEPS or _load(suite, "time_limit")(env_id, config.env) is not None:
+        return ""
+    return (
+        f"{config.task} has no time limit of its own, so an episode is cut after {UNLIMITED_STEPS} steps; "
+        "--env.max_episode_steps N makes it N"
+    )
+
+
+def _recipe(suite: str, env_id: str, env: GuestConfig) -> TrainConfig:
+    """Return the settings for the kind of actions that an env has, and the time limit that its library gives it.
+
+    An env that is not to be had without keyword arguments of its own gets the settings for continuous actions: whether
+    it is to be had with them is found out once they are known.
+    """
+    kind = "continuous"
+    with suppress(UsageError):
+        kind = _load(suite, "make_task")(env_id, env).action_space.kind
+    limit = None
+    with suppress(UsageError):
+        limit = _load(suite, "time_limit")(env_id, env)
+    limited = env.model_copy(update={"max_episode_steps": limit or UNLIMITED_STEPS})
+    return (_discrete if kind == "discrete" else _continuous)(f"{suite}/{env_id}", limited)
+
+
+def _load(suite: str, function: str) -> Any:
+    return load(f"lockstep.adapters.{suite}.specs:{function}")
 
 
 def _discrete(name: str, env: GuestConfig) -> TrainConfig:

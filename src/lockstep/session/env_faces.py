@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import load
-from lockstep.recipes.catalog import make_task
+from lockstep.recipes.catalog import TASKS, make_task
 from lockstep.recipes.libraries import LIBRARIES
 from lockstep.recipes.suites import SUITES
 from lockstep.session.make_config import make_config
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from lockstep.adapters.gymnasium.vector import LockstepVectorEnv
     from lockstep.adapters.rsl_rl.env import RslRlEnv
     from lockstep.envs.batch_env import BatchEnv
-    from lockstep.envs.torch_env import TorchEnv
 
 GYMNASIUM = SUITES.get("gymnasium").distribution
 
@@ -49,8 +48,9 @@ def make_gymnasium_env(
         UsageError: an unknown task or setting, a device that is not there, no renderer, or Gymnasium is not installed.
     """
     GYMNASIUM.require("a Gymnasium env")
+    _require_own(task)
     picture = _picture(task, render_mode, env)
-    made = _own(task, _make(task, 1, seed, device, env))
+    made = _make(task, 1, seed, device, env)
     face: LockstepEnv = load("lockstep.adapters.gymnasium.single:LockstepEnv")(
         made, seed=seed, observations=observations, picture=picture
     )
@@ -86,8 +86,9 @@ def make_gymnasium_vector_env(
         UsageError: an unknown task or setting, a device that is not there, no renderer, or Gymnasium is not installed.
     """
     GYMNASIUM.require("a Gymnasium vector env")
+    _require_own(task)
     picture = _picture(task, render_mode, env)
-    made = _own(task, _make(task, num_envs, seed, device, env))
+    made = _make(task, num_envs, seed, device, env)
     face: LockstepVectorEnv = load("lockstep.adapters.gymnasium.vector:LockstepVectorEnv")(
         made, seed=seed, autoreset_mode=autoreset_mode, observations=observations, picture=picture
     )
@@ -123,12 +124,13 @@ def _make(task: str, num_envs: int | None, seed: int | None, device: str, env: d
     return make_env(task, num_envs, seed=MODEL_SEED if seed is None else seed, device=device, **settings)
 
 
-def _own(task: str, made: BatchEnv) -> TorchEnv:
-    from lockstep.envs.torch_env import TorchEnv
-
-    if not isinstance(made, TorchEnv):
-        raise UsageError(f"task {task} is an env of another library, which has its own way to Gymnasium; use that")
-    return made
+def _require_own(task: str) -> None:
+    """Raise UsageError, before anything is made, if a task is an env of others: its face would be one of a face."""
+    suite = TASKS.get(task).suite
+    if suite is not None:
+        raise UsageError(
+            f"task {task} is an env of {suite.distribution.name}, which has its own way to Gymnasium; use that"
+        )
 
 
 def _picture(task: str, render_mode: str | None, env: dict[str, Any]) -> Callable[[Any], Any] | None:

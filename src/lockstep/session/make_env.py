@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockstep.core.types import Engine, Task
     from lockstep.envs.batch_env import BatchEnv
     from lockstep.learn.config import TrainConfig
+    from lockstep.recipes.suites import Suite
 
 ENGINES: Registry[str] = Registry("engine")
 """Name to import string of a function ``(task, *, num_envs, first_env_id, seed, ...) -> Engine``; see _build_engine."""
@@ -37,7 +38,7 @@ def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: s
         env: settings of the task's env, such as ``max_episode_steps=200``.
 
     Raises:
-        UsageError: an unknown task or setting, or a device that is not there.
+        UsageError: an unknown task or setting, a device that is not there, or an env of JAX.
     """
     count = {} if num_envs is None else {"num_envs": num_envs}
     # Envs alone are dealt to no minibatches, so any number of them will do.
@@ -45,6 +46,21 @@ def make_env(task: str, num_envs: int | None = None, *, seed: int = 1, device: s
     config = make_config(task, seed=seed, device=device, env=env, agent=agent, **count)
     topology = from_environment()
     return build_share(config, config.envs_by_rank(topology.world_size), topology.rank)
+
+
+def require_torch(task: str) -> Suite | None:
+    """Return the suite that a task is of, None for one of our own kind, once its envs are known to be had in torch.
+
+    Raises:
+        UsageError: they are functions of JAX, which its training compiles.
+    """
+    suite = TASKS.get(task).suite
+    if suite is not None and suite.framework != "torch":
+        raise UsageError(
+            f"task {task} is for ml_framework {suite.framework}, and the envs that code of your own steps are torch's; "
+            f"train it with lockstep train {task}, or make it by its library, {suite.distribution.name}"
+        )
+    return suite
 
 
 def build_share(
@@ -70,7 +86,11 @@ def build_env(
         first_env_id: global id of the first of them.
         streams: prefix of the random streams' purposes; anything but ``train`` starts every episode at its beginning.
         task: of other envs by the same config, which then share its models; None for a new one.
+
+    Raises:
+        UsageError: the task is an env of a library of JAX, or the device is not there.
     """
+    suite = require_torch(config.task)
     import torch
 
     from lockstep.envs.torch_env import TorchEnv
@@ -84,7 +104,6 @@ def build_env(
     count = config.envs_by_rank(1)[0] if num_envs is None else num_envs
     if device.type == "cpu":  # a GPU says for itself when it is full, before anything else suffers
         check_memory(least_bytes(task, count, config.agent.num_steps_per_env if streams == "train" else 1), count)
-    suite = TASKS.get(config.task).suite
     if suite is not None:
         guests: BatchEnv = load(suite.make_env)(
             TASKS.get(config.task).env_id,

@@ -22,7 +22,7 @@ from lockstep.distributed import heartbeat
 from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.timeouts import alone_s
 from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
-from lockstep.recipes.catalog import TASKS, check_distributed, check_offered, check_processes
+from lockstep.recipes.catalog import TASKS, check_distributed, check_offered, check_processes, note_of
 from lockstep.session import clip
 from lockstep.session.attempts import Found, Resume, attempt_info, look, ways_to_start
 from lockstep.session.film import check_rendering
@@ -103,8 +103,8 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
             # Whatever happens from here on, the run knows the weights it began with.
             observer.save(training.iteration, training.state_dict())
             _settle(observer, comm)
-        anew = _begun_anew(config) if goes_on else ""
-        for line in filter(None, (found.note, anew, _in_words(config, sum(shares), team, engine, run.path))):
+        of_envs = _begun_anew(config) if goes_on else note_of(config)
+        for line in filter(None, (found.note, of_envs, _in_words(config, sum(shares), team, engine, run.path))):
             progress.message(line)
         status = training.train(observer, evaluation_env)
         _settle(observer, comm)

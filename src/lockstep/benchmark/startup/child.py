@@ -168,7 +168,7 @@ def _make_config(values: dict[str, Any], framework: Framework) -> TrainConfig:
     from lockstep.distributed.topology import from_environment
     from lockstep.recipes.catalog import check_offered, check_processes, recipe_of
 
-    config = merge(recipe_of(values["task"], values["algorithm"]), values)
+    config = merge(recipe_of(values["task"], values["algorithm"], values["rl_library"]), values)
     num_processes = from_environment().world_size
     check_offered(config)
     framework.check_runner(config, num_processes)
