@@ -94,6 +94,13 @@ def test_nodes_that_know_the_coordinator_alone_meet_beside_it() -> None:
     found = rendezvous.with_coordinator(alone, "[fe80::1]:5000")
     assert rendezvous.plan_rendezvous(found, "abc").endpoint == "[fe80::1]:5001"
     assert rendezvous.with_coordinator(alone, "host:65535").master_port == "65534"
+    # What is told holds, and the rest is filled in: so another port can be chosen, as is advised where one is taken.
+    for port, host in ((None, "10.0.0.2"), ("77", None), ("77", "10.0.0.2")):
+        told = rendezvous.with_coordinator(Nodes("2", "1", host, port), "10.0.0.1:5000")
+        expected = f"{host or '10.0.0.1'}:{port or 5001}"
+        assert rendezvous.plan_rendezvous(told, "abc").endpoint == expected
+    with pytest.raises(UsageError, match="where the nodes meet already"):
+        planned("10.0.0.1:5000", rendezvous.with_coordinator(Nodes("2", "1", None, "5000"), "10.0.0.1:5000"))
     for told in (SECOND, Nodes("2", rdzv_endpoint="10.0.0.1:99", rdzv_id="j"), Nodes("2")):
         assert rendezvous.with_coordinator(told, "host:5000") == told
     assert rendezvous.with_coordinator(alone, None) == alone

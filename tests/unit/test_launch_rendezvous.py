@@ -25,7 +25,7 @@ def _a_network_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ({"nnodes": "2"}, ["2 nodes must find one another", "--rdzv_endpoint"]),
+        ({"nnodes": "2"}, ["2 nodes must find one another", "--rdzv_endpoint", "R --coordinator_address HOST:PORT"]),
         ({"nnodes": "1:4"}, ["--nnodes 1:4 needs --rdzv_endpoint HOST:PORT --rdzv_id ID"]),
         (STATIC | {"nnodes": "2:4"}, ["--nnodes 2:4", "--node_rank can't count", "--rdzv_endpoint"]),
         (MEETING | {"nnodes": "4:2"}, ["nnodes 4:2 must be MIN:MAX", "did you mean 2:4?"]),

@@ -99,8 +99,8 @@ def plan_rendezvous(nodes: Nodes, job: str) -> Rendezvous:
         )
     if num_nodes > 1:
         raise UsageError(
-            f"{num_nodes} nodes must find one another: add --node_rank R --master_addr A --master_port P, or "
-            "--rdzv_endpoint HOST:PORT --rdzv_id ID"
+            f"{num_nodes} nodes must find one another: add --node_rank R --master_addr A --master_port P (with JAX, "
+            "--node_rank R --coordinator_address HOST:PORT will do), or --rdzv_endpoint HOST:PORT --rdzv_id ID"
         )
     return Rendezvous(
         num_nodes=1,
@@ -120,18 +120,19 @@ def plan_rendezvous(nodes: Nodes, job: str) -> Rendezvous:
 
 
 def with_coordinator(nodes: Nodes, address: str | None) -> Nodes:
-    """Return nodes that are told where JAX's coordinator is and of no other place with a place to meet.
+    """Return nodes that are told where JAX's coordinator is with a place to meet, as far as they are told of none.
 
     It is on the same host, by the port after the coordinator's.
 
     Raises:
         UsageError: the address is malformed.
     """
-    told = [name for name in ("master_addr", "master_port", *_MEETING) if getattr(nodes, name) is not None]
-    if address is None or nodes.node_rank is None or told:
+    meeting = [name for name in _MEETING if getattr(nodes, name) is not None]
+    if address is None or nodes.node_rank is None or meeting:
         return nodes
     host, port = _host_and_port(address)
-    return replace(nodes, master_addr=host, master_port=str(port + 1 if port < _LAST_PORT else port - 1))
+    beside = str(port + 1 if port < _LAST_PORT else port - 1)
+    return replace(nodes, master_addr=nodes.master_addr or host, master_port=nodes.master_port or beside)
 
 
 def check_port(rendezvous: Rendezvous) -> None:
