@@ -16,7 +16,8 @@ from tests.unit.jax_env_fixtures import Player
 class Walker:
     """Walks along a line as far as it is told. Beyond 3 its episode ends for good; below -3 it observes what is NaN.
 
-    After ``own_limit`` steps its own time is up. The actor sees the position, the critic also the number of steps.
+    After ``own_limit`` steps its own time is up. The actor sees the position, the critic also the number of steps. In a
+    step of exactly 0.125 its luck is infinite.
     """
 
     def __init__(self, own_limit: int = 1000) -> None:
@@ -34,7 +35,7 @@ class Walker:
             state={"position": position, "age": age},
             observations=self.observe(observed, age),
             reward=action[0],
-            metrics={"luck": jax.random.uniform(key)},
+            metrics={"luck": jnp.where(action[0] == 0.125, jnp.inf, jax.random.uniform(key))},
             terminated=position > 3,
             truncated=age >= self.own_limit,
         )

@@ -72,6 +72,17 @@ def test_what_is_not_finite_ends_the_episode_and_reaches_nobody() -> None:
     assert (int(transition.num_diverged), transition.finished.tolist()) == (0, [0.0] * 4)
 
 
+def test_a_metric_that_is_not_finite_counts_as_nothing_and_ends_nothing() -> None:
+    player = walkers(range(1), max_episode_steps=3)
+    luck = [float(player.step(0.5).terms[0, 1])]
+    transition = player.step(0.125)
+    assert (transition.terms.tolist(), transition.done.tolist()) == ([[0.125, 0.0]], [False])
+    assert int(transition.num_diverged) == 0
+    transition = player.step(0.5)
+    luck.append(float(transition.terms[0, 1]))
+    assert transition.finished.tolist() == pytest.approx([1.125, sum(luck), 3.0, 1.0])
+
+
 def test_any_number_of_episodes_may_end_in_one_step() -> None:
     player = walkers(range(50))  # more than are reset at a time
     starts = [player.positions]

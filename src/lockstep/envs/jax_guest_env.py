@@ -41,7 +41,7 @@ class JaxGuestEnv(JaxEnv):
     dtypes, so a checkpoint has all of an env; ``EnvState.state`` is empty. Whatever ends an episode, the next one
     begins in the same step, with the library's own reset and a key of the env's own. An env that gives an observation
     or a reward that is not finite counts as diverged: it ends, without a reward, and its final observations are those
-    from before the step.
+    from before the step. A metric that is not finite counts as 0.
 
     Args:
         task: the env.
@@ -147,7 +147,9 @@ class JaxGuestEnv(JaxEnv):
         with _library_in_words():
             found = jax.vmap(self._guest.step)(step_keys, tree, action)
             after = _like(physics, found.state, self._structure)
-        terms = jnp.stack([found.reward, *(found.metrics[name] for name in self.task.metric_terms)], axis=1)
+        metrics = [found.metrics[name] for name in self.task.metric_terms]
+        # Or no mean over episodes would ever be a number again.
+        terms = jnp.stack([found.reward, *(jnp.where(jnp.isfinite(rows), rows, 0) for rows in metrics)], axis=1)
         diverged = ~jnp.stack(
             [jnp.isfinite(rows).all(1) for rows in (found.reward[:, None], *found.observations.values())]
         ).all(0)
