@@ -1,10 +1,12 @@
 """skrl's agents on JAX, in this process alone: what they are told, learn, remember and refuse."""
 
+import copy
 import json
+import math
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +15,17 @@ import pytest
 
 import lockstep
 from lockstep.adapters.skrl.jax_agent import make_agent
+from lockstep.adapters.skrl.jax_learner import SkrlLearner
+from lockstep.adapters.skrl.jax_memory import OwnMemory
 from lockstep.adapters.skrl.jax_models import SquashedNetwork, start
-from lockstep.adapters.skrl.jax_parts import OwnMemory, PooledKl, SharedScaler
+from lockstep.adapters.skrl.jax_parts import PooledKl, SharedScaler, merge_scalers
+from lockstep.adapters.skrl.tracking import take_numbers
 from lockstep.core.errors import UsageError
 from lockstep.core.types import ActionSpace
 from lockstep.distributed.jax_guests import Exchange
 from lockstep.distributed.jax_mesh import make_mesh
 from lockstep.learn.jax import checkpoint
+from lockstep.learn.jax.guest_reporting import first_nonfinite
 from lockstep.learn.jax.networks import Mlp
 from lockstep.session.deployed import deploy
 from lockstep.session.jax_session import JAX
@@ -56,6 +62,7 @@ def test_it_learns(learned: tuple[Path, str]) -> None:
     assert {"loss/policy", "loss/value", "loss/entropy", "kl", "learning_rate", "time/wait_max"} <= last.keys()
     assert last["env_steps"] == 14 * 16 * 64
     assert last["loss/entropy"] < 0.0  # of a choice between two, which the library by itself takes for NaN
+    assert not any("standard_deviation" in name for name in last)  # which a choice has not
 
 
 def test_one_device_of_several_is_used_and_that_is_said(learned: tuple[Path, str]) -> None:
@@ -108,6 +115,99 @@ def test_time_limits_are_bootstrapped_by_what_was_seen_before_the_reset() -> Non
     assert np.array_equal(kept != given, truncated)
 
 
+def test_advantages_of_one_process_are_normalised_as_the_library_does() -> None:
+    with jax.enable_x64(True), ExitStack() as resources:
+        settings = PPO | {"library": {"value_preprocessor": "RunningStandardScaler"}}
+        training = training_of(config_with(**settings), resources)
+        agent: Any = training.learner.agent  # type: ignore[attr-defined]
+        told: list[np.ndarray] = []
+        put = agent.memory.set_tensor_by_name
+
+        def put_and_tell(name: str, tensor: jax.Array) -> None:
+            put(name, tensor)
+            if name == "advantages":
+                told.extend((np.asarray(tensor), np.asarray(agent.memory.tensors[name])))
+
+        agent.memory.set_tensor_by_name = put_and_tell
+        training.iterate()
+    expected, found = told
+    assert found.shape == (4, 16, 1)
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_a_learning_rate_that_was_changed_is_the_new_one_to_start_from() -> None:
+    for schedule in ("adaptive", "fixed"):
+        agent = PPO["agent"] | {"schedule": schedule}
+        with jax.enable_x64(True), ExitStack() as resources:
+            training = training_of(config_with(agent=agent), resources)
+            lowered = [training.iterate()["learning_rate"] for _ in range(2)][-1]
+            content = training.state_dict()
+            assert (lowered == 1e-3) == (schedule == "fixed")
+            # Steps of the optimizer are as large as the metrics say: 0.3 is far from where the schedule goes in one.
+            rates, steps = [], []
+            for changes in ({}, {"learning_rate": 0.3, "max_learning_rate": 0.3}):
+                training = training_of(config_with(agent=agent | changes), resources)
+                training.load_state_dict(content, "content")
+                rates.append(training.learner.state()["rates"]["policy"])
+                training.iterate()
+                before, after = (each["networks"]["policy"]["params"]["log_std"] for each in (
+                    content["replicated"], training.learner.state()
+                ))  # fmt: skip
+                steps.append(float(np.abs(np.asarray(after) - before).max()))
+        assert rates == [lowered, 0.3]
+        assert steps[1] > 20.0 * steps[0]
+
+
+def test_a_schedule_of_the_librarys_own_is_told_nothing_of_ours() -> None:
+    schedule = {"init_value": 1.0, "decay_steps": 100}
+    library = {"learning_rate_scheduler": "cosine_decay_schedule", "learning_rate_scheduler_kwargs": schedule}
+    with jax.enable_x64(True), ExitStack() as resources:
+        training = training_of(config_with(**PPO, library=library), resources)
+        metrics = training.iterate()
+    assert 0 < metrics["learning_rate"] < 1e-3  # type: ignore[operator]  # of a number
+
+
+def test_what_is_no_loss_may_be_no_number_and_has_the_same_names_on_every_rank() -> None:
+    class Agent:
+        tracking_data: ClassVar[dict[str, list[float]]] = {}
+
+    def noted(is_discrete: bool) -> dict[str, float]:
+        numbers = {"Loss / Policy loss": math.inf, "Policy / Standard deviation": math.nan, "Target / Target (mean)": 1}
+        Agent.tracking_data = {name: [number] for name, number in numbers.items()}
+        return take_numbers(Agent(), is_discrete=is_discrete)
+
+    assert list(noted(False)) == ["policy", "skrl/standard_deviation", "skrl/target"]
+    assert list(noted(True)) == ["policy", "skrl/target"]
+    state = {"rates": np.ones(2)}
+    assert first_nonfinite({"policy": 1.0, "skrl/target": math.nan}, state) == ""
+    assert first_nonfinite({"skrl/target": math.nan, "policy": math.inf}, state) == "loss policy"
+    with jax.enable_x64(True), ExitStack() as resources:
+        training = training_of(config_with(**PPO), resources)
+        agent: Any = training.learner.agent  # type: ignore[attr-defined]
+        agent.track_data("Target / Target (mean)", math.nan)
+        metrics = training.iterate()
+    assert metrics["skrl/target"] is None and metrics["loss/policy"] is not None
+
+
+def test_shapes_of_a_replay_are_told_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with jax.enable_x64(True), ExitStack() as resources:
+        training = training_of(config_with(**SAC), resources)
+        shapes = training.learner.row_shapes()
+        assert shapes == jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), training.learner.rows()
+        )
+        assert shapes["rewards"].shape == (16, 1024 // 16, 1)
+        content = training.state_dict()
+
+        def refuse(self: Any) -> Any:
+            raise AssertionError("copied")
+
+        monkeypatch.setattr(SkrlLearner, "rows", refuse)
+        again = training_of(config_with(**SAC), resources)
+        again.load_weights(content, "content")
+        again.load_state_dict(content, "content")
+
+
 @pytest.fixture(scope="module")
 def by_sac() -> Any:
     """A training by SAC after 6 iterations, and its content after 4."""
@@ -115,7 +215,9 @@ def by_sac() -> Any:
         training = training_of(config_with(**SAC), resources)
         metrics = [training.iterate() for _ in range(4)]
         content = training.state_dict()
+        whole = copy.deepcopy(content)
         metrics += [training.iterate() for _ in range(2)]
+        jax.tree.map(np.testing.assert_array_equal, content, whole)  # nothing is written into what was saved
         yield training, content, metrics
 
 
@@ -185,7 +287,7 @@ def test_a_normaliser_has_the_moments_of_all_it_was_given() -> None:
     samples = np.random.default_rng(0).normal(5.0, 2.0, (7, 4, 3)).astype(np.float32)
     assert np.array_equal(scaler(samples[0]), np.clip(samples[0], -5.0, 5.0))  # of no sample yet: as it is, clipped
     for batch in samples:
-        scaler.merge(jnp.asarray(batch))
+        merge_scalers([scaler], [jnp.asarray(batch)], exchange, "moments")
         scaler(batch, train=True)  # which counts nothing twice
     flat = samples.reshape(-1, 3).astype(np.float64)
     moments = scaler.moments()

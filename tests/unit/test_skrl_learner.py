@@ -1,6 +1,7 @@
 """skrl's agents with torch in one process: what they are told, that they are skrl's, what they remember, and learn."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from skrl.agents.torch.ppo import PPO, PPO_CFG
 from skrl.memories.torch import RandomMemory
 from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
 
+from lockstep.adapters.skrl.settings import check_settings
 from lockstep.adapters.skrl.torch_learner import SkrlLearner
 from lockstep.core.rng import stream_seed
+from lockstep.core.types import ActionSpace
 from lockstep.recipes.catalog import make_task
 from lockstep.session.deployed import deploy
 from lockstep.session.make_env import build_share
@@ -44,6 +47,23 @@ def test_settings_are_told_in_skrls_words_with_the_librarys_own_on_top() -> None
     assert told.observation_preprocessor and told.state_preprocessor and not told.value_preprocessor
 
 
+def test_a_schedule_of_the_librarys_own_is_told_nothing_of_ours() -> None:
+    own = {"learning_rate_scheduler": "ExponentialLR", "learning_rate_scheduler_kwargs": {"gamma": 0.5}}
+    agent = training_of(config_with(library=own)).learner.agent
+    assert agent.cfg.learning_rate_scheduler_kwargs[0] == {"gamma": 0.5}
+    # The same schedule with other numbers keeps those that nobody has named.
+    named = {"learning_rate_scheduler": "KLAdaptiveLR", "learning_rate_scheduler_kwargs": {"min_lr": 1e-4}}
+    scheduler = training_of(config_with(library=named, agent={"desired_kl": 0.03})).learner.agent.scheduler
+    assert (scheduler.kl_threshold, scheduler.min_lr, scheduler.max_lr) == (0.03, 1e-4, 1e-2)
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg"])
+def test_actions_without_bounds_are_refused_where_bounds_are_needed(algorithm: str) -> None:
+    config = config_with(algorithm=algorithm)
+    with pytest.raises(UsageError, match=f"algorithm {algorithm} of rl_library skrl chooses actions within bounds"):
+        check_settings(config, ActionSpace("continuous", 2, math.inf), (8,))
+
+
 def test_numbers_of_a_replay_are_told_by_env_step_of_each_env() -> None:
     training = training_of(
         config_with(algorithm="sac", agent={"temperature_learning_rate": 0.5, "learning_rate": 0.25, "polyak": 0.125})
@@ -68,6 +88,9 @@ def test_numbers_of_a_replay_are_told_by_env_step_of_each_env() -> None:
         ("algorithm cem .* there are 8; use --num_envs 1", {"algorithm": "cem"} | DISCRETE),
         ("library.gae_lamda is no setting .* did you mean 'gae_lambda'", {"library": {"gae_lamda": 0.5}}),
         ("library.rollouts is agent.num_steps_per_env here", {"library": {"rollouts": 3}}),
+        ("library.learning_starts is agent.learning_starts", {"algorithm": "sac", "library": {"learning_starts": 3}}),
+        ("library.random_timesteps is agent.learning_starts", {"algorithm": "sac", "library": {"random_timesteps": 3}}),
+        ("library.learning_starts is no setting of algorithm ppo", {"library": {"learning_starts": 3}}),
         ("library.experiment can't be set", {"library": {"experiment": {"wandb": True}}}),
         ("library.gae_lambda must be a number, not 'high'", {"library": {"gae_lambda": "high"}}),
         ("library.time_limit_bootstrap must be true or false", {"library": {"time_limit_bootstrap": 1}}),
@@ -190,6 +213,8 @@ def test_each_algorithm_trains_and_its_policy_is_the_librarys(settings: dict[str
                if name not in before or not tensor.equal(before[name])}  # fmt: skip
     assert set(agent.models) <= changed
     assert any(name.startswith("loss/") for name in metrics) and metrics["learning_rate"] > 0
+    has_spread = settings["algorithm"] in ("ppo", "rpo", "a2c", "trpo") and "task" not in settings
+    assert ("skrl/standard_deviation" in metrics) == has_spread
     observations = training.env.observations
     inputs = {"observations": agent.checkpoint_modules["observation_preprocessor"](observations["actor"])}
     actions, _ = training.policy.most_likely(observations, training.policy.initial_memory(8))
@@ -272,6 +297,41 @@ def test_a_training_goes_on_bitwise(settings: dict[str, Any]) -> None:
     expected, found = whole.replicated_state(), resumed.replicated_state()
     assert expected.keys() == found.keys()
     assert [name for name in expected if not expected[name].equal(found[name])] == []
+
+
+def test_a_learning_rate_that_was_changed_is_the_new_one_to_start_from() -> None:
+    """A schedule goes on where it was; a new rate is where it begins anew. A fixed rate is that of the config."""
+    exponential = {"learning_rate_scheduler": "ExponentialLR", "learning_rate_scheduler_kwargs": {"gamma": 0.5}}
+    for changed in ({}, {"agent": {"schedule": "fixed"}}, {"library": exponential}):
+        settings: dict[str, Any] = changed
+        training = training_of(config_with(**settings))
+        saved_rate = [training.iterate()["learning_rate"] for _ in range(2)][-1]
+        content = training.state_dict()
+        assert (saved_rate == 1e-3) == ("agent" in settings)
+        unchanged = training_of(config_with(**settings))
+        unchanged.load_state_dict(content, "model_2.pt")
+        agent = unchanged.learner.agent
+        assert agent.optimizer.param_groups[0]["lr"] == saved_rate
+        raised = training_of(config_with(**(settings | {"agent": settings.get("agent", {}) | {"learning_rate": 5e-3}})))
+        raised.load_state_dict(content, "model_2.pt")
+        agent = raised.learner.agent
+        assert agent.optimizer.param_groups[0]["lr"] == 5e-3
+        assert agent.optimizer.state  # whose moments go on
+        if agent.scheduler is not None:
+            assert agent.scheduler.get_last_lr() == [5e-3]
+        rate = raised.iterate()["learning_rate"]
+        # 2 passes of the update take a step of the schedule each.
+        assert {"ExponentialLR": rate == pytest.approx(5e-3 / 4)}.get(type(agent.scheduler).__name__, rate >= 5e-3 / 3)
+
+
+def test_rates_of_soft_actor_critic_are_those_of_the_config() -> None:
+    old = training_of(config_with(algorithm="sac")).state_dict()
+    rates = {"learning_rate": 0.25, "temperature_learning_rate": 0.5}
+    training = training_of(config_with(algorithm="sac", agent=rates))
+    training.load_state_dict(old, "model_0.pt")
+    agent = training.learner.agent
+    optimizers = (agent.policy_optimizer, agent.critic_optimizer, agent.entropy_optimizer)
+    assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.25, 0.25, 0.5]
 
 
 def test_a_replay_of_another_size_keeps_the_newest_steps_in_their_order() -> None:

@@ -52,6 +52,7 @@ class Exchange:
         (self.rank,) = ranks.local_ranks
         self.device: jax.Device = ranks.mesh.devices.flat[self.rank]
         self._waits: list[Wait] = []
+        self._nonfinite = ""
 
     def mean(self, tree: Tree, tag: str) -> Tree:
         """Return the means over all ranks' samples of each array ``(...)``, the same on every rank, bit for bit.
@@ -64,10 +65,13 @@ class Exchange:
         Raises:
             RunError: a process has ended.
         """
-        if self.ranks.num_ranks == 1:
+        num_ranks = self.ranks.num_ranks
+        if num_ranks == 1:
             return tree
-        own = _weighed(tree, self.share)
-        return _unravel(tree, self._send(own, _sum(self.ranks), tag))
+        sums = self._send(_weighed(tree, self.share, self.rank, num_ranks), _sum(self.ranks), tag)
+        mean, are_bad = _unravel(tree, sums, num_ranks)
+        self._note_nonfinite(np.asarray(are_bad), tag)
+        return mean
 
     def gather(self, row: np.ndarray, tag: str) -> np.ndarray:
         """Return every rank's numbers ``(num_ranks, ...)`` on the host, the same on every rank.
@@ -83,12 +87,27 @@ class Exchange:
             return row[None].copy()
         with jax.enable_x64(True):
             own = jax.device_put(row[None], self.device)
-            return np.asarray(self._send(own, _rows(self.ranks), tag))
+            rows = np.asarray(self._send(own, _rows(self.ranks), tag))
+        self._note_nonfinite(~np.isfinite(rows.reshape(len(rows), -1)).all(1), tag)
+        return rows
+
+    def take_nonfinite(self) -> str:
+        """Return what was sent first since the last call that was not finite, and by which rank: the same on every one.
+
+        It is "" if all was finite, or if nothing was sent, as in a process that is alone.
+        """
+        taken, self._nonfinite = self._nonfinite, ""
+        return taken
 
     def take_waits(self) -> list[Wait]:
         """Return these exchanges since the last call."""
         taken, self._waits = self._waits, []
         return taken
+
+    def _note_nonfinite(self, are_bad: np.ndarray, tag: str) -> None:
+        """Keep what ranks ``are_bad (num_ranks,)`` have sent, if it is the first that was not finite."""
+        if are_bad.any() and not self._nonfinite:
+            self._nonfinite = f"{tag} on rank {int(are_bad.argmax())}"
 
     def _send(self, own: jax.Array, collective: Callable[[jax.Array], jax.Array], tag: str) -> jax.Array:
         """Return this process's copy of what a collective makes of all ranks' arrays ``(1, ...)``."""
@@ -102,18 +121,21 @@ class Exchange:
         return result
 
 
-@jax.jit
-def _weighed(tree: Tree, share: float) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=3)
+def _weighed(tree: Tree, share: float, rank: int, num_ranks: int) -> jax.Array:
+    """Return ``(1, size + num_ranks)``: the arrays, weighed, and in this rank's place 1 if they are not finite."""
     flat, _ = ravel_pytree(tree)
     # What is computed of no samples is 0/0.
-    weighed: jax.Array = jnp.where(share > 0, flat * jnp.asarray(share, flat.dtype), 0)[None]
-    return weighed
+    weighed = jnp.where(share > 0, flat * jnp.asarray(share, flat.dtype), 0)
+    is_bad = ~jnp.isfinite(weighed).all()
+    return jnp.concatenate((weighed, jnp.where(jnp.arange(num_ranks) == rank, is_bad, 0).astype(flat.dtype)))[None]
 
 
-@jax.jit
-def _unravel(tree: Tree, flat: jax.Array) -> Tree:
+@functools.partial(jax.jit, static_argnums=2)
+def _unravel(tree: Tree, sums: jax.Array, num_ranks: int) -> tuple[Tree, jax.Array]:
+    """Return the arrays that sums ``(size + num_ranks,)`` have, and which ranks' ``(num_ranks,)`` were not finite."""
     _, unravel = ravel_pytree(tree)
-    return unravel(flat)
+    return unravel(sums[:-num_ranks]), sums[-num_ranks:] > 0
 
 
 @functools.cache

@@ -12,7 +12,6 @@ import jax
 
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import Registry, load
-from lockstep.distributed.jax_comm import lost_processes_in_words
 from lockstep.distributed.jax_devices import in_words, kind_of, name_of
 from lockstep.distributed.jax_group import is_set_up, join
 from lockstep.distributed.topology import require_distributed
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from lockstep.distributed.jax_mesh import RankMesh
     from lockstep.envs.jax_env import JaxEnv
     from lockstep.learn.config import TrainConfig
-    from lockstep.learn.observer import Observer, Status
     from lockstep.session.policy import Policy
 
 ALGORITHMS: Registry[str] = Registry("algorithm")
@@ -40,24 +38,6 @@ ALGORITHMS.register("ppo", "lockstep.learn.jax.ppo:Ppo")
 ALGORITHMS.register("sac", "lockstep.learn.jax.sac:Sac")
 
 _METHODS = {"setup": ("key", "env_ids"), "step": ("state",), "evaluate": ("state", "env_ids")}
-
-
-class _Runner(JaxRunner):
-    """Says in words what JAX raises where another process has ended."""
-
-    def train(self, observer: Observer, evaluation_env: object = None) -> Status:
-        """Go on training up to ``max_iterations``, or until the observer asks to stop."""
-        with lost_processes_in_words("an iteration"):
-            return super().train(observer, evaluation_env)
-
-
-class _GuestRunner(GuestRunner):
-    """The same for a learner of another library."""
-
-    def train(self, observer: Observer, evaluation_env: object = None) -> Status:
-        """Go on training up to ``max_iterations``, or until the observer asks to stop."""
-        with lost_processes_in_words("an iteration"):
-            return super().train(observer, evaluation_env)
 
 
 class JaxFramework:
@@ -191,8 +171,8 @@ def make_runner(
 ) -> JaxRunner | GuestRunner:
     """Return what trains by this config, ready to start."""
     if config.rl_library != OWN:
-        return _GuestRunner(library_of(config).learners["jax"], config, env, evaluation_env, ranks, comm)
-    return _Runner(config, algorithm_of(config), env, evaluation_env, ranks, comm)
+        return GuestRunner(library_of(config).learners["jax"], config, env, evaluation_env, ranks, comm)
+    return JaxRunner(config, algorithm_of(config), env, evaluation_env, ranks, comm)
 
 
 def _check_guest(config: TrainConfig) -> None:

@@ -1,18 +1,16 @@
 """An agent of skrl, its networks and its memory, as a config asks for them (JAX)."""
 
-import dataclasses
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import optax
-from gymnasium import Space, spaces
+from gymnasium import Space
 from skrl import config as skrl_config
 
 from lockstep.adapters.skrl.jax_actor import actor_layers
+from lockstep.adapters.skrl.jax_memory import OwnMemory, RolloutMemory
 from lockstep.adapters.skrl.jax_models import (
     CategoricalNetwork,
     GaussianNetwork,
@@ -21,9 +19,18 @@ from lockstep.adapters.skrl.jax_models import (
     ValueNetwork,
     start,
 )
-from lockstep.adapters.skrl.jax_parts import InStepOptimizer, OwnMemory, PooledKl, SharedScaler, SharedValueScaler
+from lockstep.adapters.skrl.jax_parts import InStepOptimizer, PooledKl, SharedScaler, SharedValueScaler
 from lockstep.adapters.skrl.settings import OWN_POLICY, SCALER, agent_settings
-from lockstep.core.errors import RunError, UsageError, in_one_line, nearest
+from lockstep.adapters.skrl.shared import (
+    PREPROCESSORS,
+    QUIET,
+    agent_class,
+    look_up,
+    look_up_scaler,
+    refusals_in_words,
+    spaces_of,
+)
+from lockstep.core.errors import RunError
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import ActionSpace, Task
 from lockstep.distributed.jax_guests import Exchange
@@ -33,7 +40,6 @@ from lockstep.learn.jax.networks import Mlp
 
 _OF_STATES = ("states",)
 _OF_BOTH = ("states", "taken_actions")
-PREPROCESSORS = ("observation", "state", "value")
 
 
 def make_agent(config: TrainConfig, task: Task, exchange: Exchange, shares: Sequence[int], kl: PooledKl) -> Any:
@@ -55,27 +61,23 @@ def make_agent(config: TrainConfig, task: Task, exchange: Exchange, shares: Sequ
             f"skrl was loaded with JAX_WORLD_SIZE {skrl_config.jax.world_size} and joins processes by itself; let "
             "lockstep load it"
         )
-    algorithm, rank, device = config.algorithm, exchange.rank, exchange.device
+    rank, device = exchange.rank, exchange.device
     skrl_config.jax.device = device
     skrl_config.jax.key = stream_seed(config.seed, "policy") % 2**32
-    module = importlib.import_module(f"skrl.agents.jax.{algorithm}")
-    kind, described = getattr(module, algorithm.upper()), getattr(module, f"{algorithm.upper()}_CFG")
-    known = {field.name: getattr(described(), field.name) for field in dataclasses.fields(described)}
+    kind, known = agent_class("jax", config.algorithm)
     settings = agent_settings(config, task.action_space, shares, rank, known)
-    named_spaces = _spaces(task)
-    try:
+    named_spaces = spaces_of(task, has_critic=True)
+    with refusals_in_words(config):
         agent = kind(
             models=Networks(config, task, named_spaces, device, rank).of_algorithm(),
-            memory=_memory(config, shares, rank, device),
+            memory=_memory(config, shares, exchange),
             cfg=_looked_up(settings, named_spaces, exchange, kl),
             device=device,
             **named_spaces,
         )
-    except TypeError as error:
-        if not config.library:
-            raise
-        raise UsageError(f"library has something that skrl does not take: {in_one_line(error)}") from error
     agent.init()
+    if config.algorithm in OWN_POLICY:
+        agent.memory.value_scaler = scalers_of(agent).get("value")
     agent.enable_training_mode(True)
     for name in optimizers_of(agent):
         inner = getattr(agent, f"{name}_optimizer")
@@ -95,26 +97,12 @@ def scalers_of(agent: Any) -> dict[str, SharedScaler]:
     return {name: scaler for name, scaler in found.items() if isinstance(scaler, SharedScaler)}
 
 
-def _spaces(task: Task) -> dict[str, Space[Any]]:
-    """Return the library's spaces: its observations are our group ``actor``, its states ``critic``."""
-    space, sizes = task.action_space, task.num_observations
-    actions: Space[Any] = (
-        spaces.Discrete(space.size)
-        if space.kind == "discrete"
-        else spaces.Box(-space.limit, space.limit, (space.size,), np.float32)
-    )
-    return {
-        "observation_space": spaces.Box(-np.inf, np.inf, (sizes["actor"],), np.float32),
-        "state_space": spaces.Box(-np.inf, np.inf, (sizes["critic"],), np.float32),
-        "action_space": actions,
-    }
-
-
-def _memory(config: TrainConfig, shares: Sequence[int], rank: int, device: jax.Device) -> OwnMemory:
+def _memory(config: TrainConfig, shares: Sequence[int], exchange: Exchange) -> OwnMemory:
     """Return the rollout's memory, or the replay."""
-    agent = config.agent
-    size = agent.capacity_per_env(sum(shares)) if isinstance(agent, ReplayConfig) else agent.num_steps_per_env
-    return OwnMemory(memory_size=size, num_envs=shares[rank], device=device)
+    agent, where = config.agent, {"num_envs": shares[exchange.rank], "device": exchange.device}
+    if isinstance(agent, ReplayConfig):
+        return OwnMemory(memory_size=agent.capacity_per_env(sum(shares)), **where)
+    return RolloutMemory(exchange=exchange, memory_size=agent.num_steps_per_env, **where)
 
 
 class Networks:
@@ -129,7 +117,12 @@ class Networks:
     """
 
     def __init__(
-        self, config: TrainConfig, task: Task, named_spaces: dict[str, Space[Any]], device: jax.Device, rank: int
+        self,
+        config: TrainConfig,
+        task: Task,
+        named_spaces: Mapping[str, Space[Any] | None],
+        device: jax.Device,
+        rank: int,
     ) -> None:
         self.config, self.agent, self.task = config, config.agent, task
         self.space: ActionSpace = task.action_space
@@ -169,7 +162,7 @@ class Networks:
 
 
 def _looked_up(
-    settings: Mapping[str, Any], named_spaces: Mapping[str, Space[Any]], exchange: Exchange, kl: PooledKl
+    settings: Mapping[str, Any], named_spaces: Mapping[str, Space[Any] | None], exchange: Exchange, kl: PooledKl
 ) -> dict[str, Any]:
     """Return what the agent's configuration class takes: settings with classes in place of their names.
 
@@ -179,24 +172,8 @@ def _looked_up(
     found = dict(settings)
     sizes = (named_spaces["observation_space"], named_spaces["state_space"], 1)
     for kind, size in zip(PREPROCESSORS, sizes, strict=True):
-        name = f"{kind}_preprocessor"
-        scaler = SharedValueScaler if kind == "value" else SharedScaler
-        if _look_up(found, name, {SCALER: scaler}):
-            own = {"size": size, "exchange": exchange, "device": exchange.device}
-            found[f"{name}_kwargs"] = {**(found.get(f"{name}_kwargs") or {}), **own}
+        known = {SCALER: SharedValueScaler if kind == "value" else SharedScaler}
+        look_up_scaler(found, kind, known, {"size": size, "exchange": exchange, "device": exchange.device})
     schedules = {name: value for name, value in vars(optax).items() if name.endswith("_schedule")}
-    _look_up(found, "learning_rate_scheduler", {"KLAdaptiveLR": kl.kl_adaptive, **schedules})
-    # The run directory has it all; an interval of 0 keeps the library from making folders and files.
-    quiet = {"write_interval": 0, "checkpoint_interval": 0, "directory": ".", "experiment_name": "skrl"}
-    return found | {"experiment": quiet}
-
-
-def _look_up(found: dict[str, Any], name: str, known: Mapping[str, Any]) -> bool:
-    """Put what a name stands for in its place; return whether there is one."""
-    wanted = found.get(name)
-    if wanted is None:
-        return False
-    if not isinstance(wanted, str) or wanted not in known:
-        raise UsageError(f"library.{name} {wanted!r} is not known{nearest(str(wanted), known)}")
-    found[name] = known[wanted]
-    return True
+    look_up(found, "learning_rate_scheduler", {"KLAdaptiveLR": kl.kl_adaptive, **schedules})
+    return found | {"experiment": QUIET}

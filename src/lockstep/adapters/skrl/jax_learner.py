@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.adapters.skrl import console as console
 from lockstep.adapters.skrl.jax_actor import SkrlActor
 from lockstep.adapters.skrl.jax_agent import make_agent, optimizers_of, scalers_of
-from lockstep.adapters.skrl.jax_parts import PooledKl
+from lockstep.adapters.skrl.jax_parts import PooledKl, merge_scalers
 from lockstep.adapters.skrl.settings import OWN_POLICY, check_settings
 from lockstep.adapters.skrl.tracking import take_numbers
 from lockstep.core.rng import stream_seed
@@ -27,8 +27,7 @@ class SkrlLearner:
 
     Gradients are averaged by the samples of each rank, the temperature's too, and clipped after that; the KL divergence
     that steers the learning rate is that of all samples; normalisers have the exact moments of all ranks' observations,
-    each counted once per rollout, and stand still during an update. Advantages are normalised by each rank's own
-    samples: that is the library's own way.
+    each counted once per rollout, and stand still during an update. Advantages are normalised over all ranks.
 
     Noise and batches follow from the run's seed, the rank and the iteration. A replay is saved and dealt to the ranks
     by env.
@@ -44,6 +43,7 @@ class SkrlLearner:
         self.agent = make_agent(config, env.task, exchange, shares, self._kl)
         self.actor = SkrlActor(config, env.task)
         self._scalers = scalers_of(self.agent)
+        self._first_rates = self._rates()
         self._is_discrete = env.task.action_space.kind == "discrete"
         self._noise_key = jax.random.PRNGKey(stream_seed(config.seed, "noise") % 2**32)
 
@@ -89,14 +89,15 @@ class SkrlLearner:
             agent.update(**time)
             agent.enable_models_training_mode(False)
             agent.write_interval = 0
-        for name in self._scalers.keys() & self._seen.keys():
-            self._scalers[name].merge(jnp.stack(self._seen[name]))
+        seen = {name: jnp.stack(rows) for name, rows in self._seen.items() if name in self._scalers}
         self._seen = {}
+        scalers = [self._scalers[name] for name in seen]
+        merge_scalers(scalers, list(seen.values()), self.exchange, "moments of observations")
         return self._numbers()
 
     def _numbers(self) -> dict[str, float]:
         """Return what the agent has noted since the last time, by the names that it has in a run's metrics."""
-        numbers = take_numbers(self.agent)
+        numbers = take_numbers(self.agent, is_discrete=self._is_discrete)
         numbers["learning_rate"] = float(self.agent.policy_learning_rate)
         return numbers if self._kl.kl is None else numbers | {"kl": self._kl.kl}
 
@@ -108,7 +109,7 @@ class SkrlLearner:
         state: dict[str, Any] = {
             "networks": {name: model.state_dict.params for name, model in agent.models.items()},
             "optimizers": {name: getattr(agent, f"{name}_optimizer").state for name in optimizers_of(agent)},
-            "rates": {name: np.float64(getattr(agent, f"{name}_learning_rate")) for name in self._rates()},
+            "rates": self._rates(),
             "normalizers": {name: scaler.moments() for name, scaler in self._scalers.items()},
         }
         if hasattr(agent, "log_entropy_coefficient"):
@@ -117,8 +118,9 @@ class SkrlLearner:
             state["replay"] = {"index": np.int32(agent.memory.memory_index), "filled": np.bool_(agent.memory.filled)}
         return state
 
-    def _rates(self) -> list[str]:
-        return [name for name in _RATES if hasattr(self.agent, f"{name}_learning_rate")]
+    def _rates(self) -> dict[str, np.float64]:
+        found = {name: getattr(self.agent, f"{name}_learning_rate", None) for name in _RATES}
+        return {name: np.float64(rate) for name, rate in found.items() if rate is not None}
 
     def rows(self) -> PyTree:
         """Return the replay, a row ``(capacity, size)`` of each env; a rollout is used up when an iteration is over."""
@@ -126,8 +128,17 @@ class SkrlLearner:
             return {}
         return {name: np.asarray(tensor).swapaxes(0, 1) for name, tensor in self.agent.memory.tensors.items()}
 
-    def put(self, state: PyTree, rows: PyTree) -> None:
-        """Go on from such a state and such rows, in numpy."""
+    def row_shapes(self) -> PyTree:
+        """Return the shapes and dtypes of ``rows``."""
+        if self.config.algorithm in OWN_POLICY:
+            return {}
+        return {
+            name: jax.ShapeDtypeStruct((tensor.shape[1], tensor.shape[0], *tensor.shape[2:]), tensor.dtype)
+            for name, tensor in self.agent.memory.tensors.items()
+        }
+
+    def put(self, state: PyTree, rows: PyTree | None = None) -> None:
+        """Go on from such a state and such rows, in numpy; None leaves the rows as they are."""
         agent, device = self.agent, self.exchange.device
         for name, parameters in state["networks"].items():
             model = agent.models[name]
@@ -136,7 +147,8 @@ class SkrlLearner:
             optimizer = getattr(agent, f"{name}_optimizer")
             setattr(agent, f"{name}_optimizer", optimizer.with_state(jax.device_put(inner, device)))
         for name, rate in state["rates"].items():
-            setattr(agent, f"{name}_learning_rate", float(rate))
+            if getattr(agent, f"{name}_scheduler") is not None:  # else it is fixed in the optimizer
+                setattr(agent, f"{name}_learning_rate", float(rate))
         for name, moments in state["normalizers"].items():
             self._scalers[name].put(moments)
         if "log_temperature" in state:
@@ -145,11 +157,16 @@ class SkrlLearner:
             parameters = temperature.state_dict.params.copy({"params": value})
             temperature.state_dict = temperature.state_dict.replace(params=parameters)
             agent._entropy_coefficient = jnp.exp(value)  # which the library makes of it where it learns
-        for name, table in rows.items():
+        for name, table in (rows or {}).items():
             agent.memory.tensors[name] = jax.device_put(np.ascontiguousarray(table.swapaxes(0, 1)), device)
         if "replay" in state:
             agent.memory.memory_index = int(state["replay"]["index"])
             agent.memory.filled = bool(state["replay"]["filled"])
+
+    def retune(self, learning_rate: float) -> None:
+        """Begin anew with the learning rates that the agent was made with, of which this is the config's."""
+        for name, rate in self._first_rates.items():
+            setattr(self.agent, f"{name}_learning_rate", float(rate))
 
     def weights(self, state: PyTree) -> PyTree:
         """Return networks and normalisers."""

@@ -1,13 +1,11 @@
 """Parts of skrl's agents in the library's own interfaces, whose exchanges between ranks are ours (JAX)."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from skrl.memories.jax import RandomMemory
 from skrl.resources.preprocessors.jax import RunningStandardScaler
 from skrl.resources.schedulers.jax import KLAdaptiveLR
 
@@ -78,22 +76,19 @@ class PooledKl:
 class SharedScaler(RunningStandardScaler):  # type: ignore[misc]
     """A normaliser that is the same on all ranks: exact moments in float64, of each sample once.
 
-    ``train`` means nothing to it: it takes up what all ranks give to ``merge``. Before that it has mean 0 and
+    ``train`` means nothing to it: it takes up what all ranks give to ``merge_scalers``. Before that it has mean 0 and
     variance 1, and no sample.
     """
 
     def __init__(self, size: Any, *, exchange: Exchange, **named: Any) -> None:
         super().__init__(size, **named)
         self.exchange = exchange
-        width = self.running_mean.shape
-        self._moments: State = {"count": np.zeros(()), "mean": np.zeros(width), "m2": np.zeros(width)}
+        width: tuple[int, ...] = self.running_mean.shape
+        self._moments: State = no_moments(width)
 
-    def merge(self, samples: jax.Array) -> None:
-        """Take up the samples ``(..., size)`` of all ranks. All call it together; one may have none."""
-        with jax.enable_x64(True):
-            own = np.asarray(_packed_moments(samples), np.float64)
-        for row in self.exchange.gather(own, "moments"):
-            self._moments = _merged(self._moments, row)
+    def take(self, rows: np.ndarray) -> None:
+        """Take up samples of all ranks, whose packed moments are ``rows (num_ranks, 1 + 2 * size)``."""
+        self._moments = merged(self._moments, rows)
         self._take_up()
 
     def __call__(self, x: jax.Array | None, *, train: bool = False, inverse: bool = False) -> jax.Array | None:
@@ -116,18 +111,67 @@ class SharedScaler(RunningStandardScaler):  # type: ignore[misc]
 
 
 class SharedValueScaler(SharedScaler):
-    """The same for returns, which the library trains where the ranks are in step: at the start of an update."""
+    """The same for returns, which the library trains where the ranks are in step: at the start of an update.
+
+    Attributes:
+        given: what it was trained on last, ``(num_steps, num_envs, 1)``.
+    """
+
+    given: jax.Array
 
     def __call__(self, x: jax.Array | None, *, train: bool = False, inverse: bool = False) -> jax.Array | None:
         """Return values scaled, or scaled back; with ``train`` those of all ranks are taken up first."""
         if train and x is not None:
-            self.merge(x)
+            self.given = x
+            merge_scalers([self], [x], self.exchange, "moments of values")
         return super().__call__(x, inverse=inverse)
+
+
+def merge_scalers(scalers: Sequence[SharedScaler], samples: Sequence[jax.Array], exchange: Exchange, tag: str) -> None:
+    """Have normalisers take up the samples of all ranks, in one exchange.
+
+    Args:
+        scalers: the same ones in the same order on every rank.
+        samples: this rank's for each of them, ``(..., size)``; there may be none.
+        exchange: between the ranks.
+        tag: what the exchange is for.
+    """
+    if not scalers:
+        return
+    tables = gather_moments(samples, exchange, tag)
+    for scaler, rows in zip(scalers, tables, strict=True):
+        scaler.take(rows)
+
+
+def gather_moments(samples: Sequence[jax.Array], exchange: Exchange, tag: str) -> list[np.ndarray]:
+    """Return the packed moments of several sets of samples, of each ``(num_ranks, 1 + 2 * size)``, in one exchange.
+
+    Args:
+        samples: this rank's, ``(..., size)`` each; as many sets of the same sizes on every rank.
+        exchange: between the ranks.
+        tag: what the exchange is for.
+    """
+    with jax.enable_x64(True):
+        own = [np.asarray(_packed_moments(each), np.float64) for each in samples]
+    ends = np.cumsum([row.size for row in own])[:-1]
+    return np.split(exchange.gather(np.concatenate(own), tag), ends, axis=1)
 
 
 @jax.jit
 def _packed_moments(samples: jax.Array) -> jax.Array:
     return Moments.of(samples.reshape(-1, samples.shape[-1])).pack()
+
+
+def no_moments(size: tuple[int, ...]) -> State:
+    """Return the moments of no sample."""
+    return {"count": np.zeros(()), "mean": np.zeros(size), "m2": np.zeros(size)}
+
+
+def merged(running: State, rows: np.ndarray) -> State:
+    """Return moments with packed ones ``(num_ranks, 1 + 2 * size)`` merged in, those of one rank after the other."""
+    for row in rows:
+        running = _merged(running, row)
+    return running
 
 
 def _merged(running: State, row: np.ndarray) -> State:
@@ -142,40 +186,3 @@ def _merged(running: State, row: np.ndarray) -> State:
         "mean": running["mean"] + count / total * difference,
         "m2": running["m2"] + m2 + count / total * running["count"] * difference**2,
     }
-
-
-class OwnMemory(RandomMemory):  # type: ignore[misc]
-    """The library's memory, which draws from a generator of this rank's and writes in place."""
-
-    memory_index: int
-    filled: bool
-
-    def __init__(self, **named: Any) -> None:
-        super().__init__(**named)
-        self.generator = np.random.default_rng(0)
-
-    def reseed(self, seed: Sequence[int]) -> None:
-        """Draw from here on what follows from some numbers."""
-        self.generator = np.random.default_rng(list(seed))
-
-    def sample(
-        self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1
-    ) -> list[list[jax.Array]]:
-        """Return ``mini_batches`` lists of samples, of each name; no sample comes twice."""
-        size = len(self)
-        indexes = self.generator.choice(size, min(size, batch_size), replace=False)
-        samples: list[list[jax.Array]] = self.sample_by_index(names, indexes=indexes, mini_batches=mini_batches)
-        return samples
-
-    def add_samples(self, **tensors: Any) -> None:
-        """Keep a step ``(num_envs, size)`` of every env, in the place of the oldest."""
-        new = {name: tensor for name, tensor in tensors.items() if name in self.tensors and tensor is not None}
-        old = {name: self.tensors[name] for name in new}
-        self.tensors |= _written(old, new, self.memory_index)
-        self.memory_index = (self.memory_index + 1) % self.memory_size
-        self.filled = self.filled or self.memory_index == 0
-
-
-@partial(jax.jit, donate_argnums=0)
-def _written(old: dict[str, jax.Array], new: dict[str, jax.Array], index: int) -> dict[str, jax.Array]:
-    return {name: old[name].at[index].set(tensor.astype(old[name].dtype)) for name, tensor in new.items()}

@@ -4,6 +4,7 @@ Classes stand as their names (``"RunningStandardScaler"``); each framework looks
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from lockstep.core.config import combine
@@ -14,14 +15,18 @@ from lockstep.learn.config import TrainConfig
 
 OWN_POLICY = ("ppo", "rpo", "a2c", "trpo", "cem")
 """Algorithms that learn from what the policy of the moment has done; the others have a replay."""
-_CONTINUOUS_ONLY = ("rpo", "trpo", "sac", "td3", "ddpg")
+_BOUNDED = ("sac", "td3", "ddpg")
+_CONTINUOUS_ONLY = ("rpo", "trpo", *_BOUNDED)
 _DISCRETE_ONLY = ("cem", "dqn", "ddqn")
-_WITHOUT_CRITIC = ("cem", "dqn", "ddqn")
+WITHOUT_CRITIC = ("cem", "dqn", "ddqn")
+"""Algorithms that look at no values of states."""
 _WITHOUT_CLIPPING = ("cem", "dqn", "ddqn")
 _NAMED_HERE = {
     "rollouts": "agent.num_steps_per_env",
     "batch_size": "agent.batch_size",
     "update_interval": "agent.num_updates",
+    "learning_starts": "agent.learning_starts",
+    "random_timesteps": "agent.learning_starts",
 }
 """What has another name here alone, as more than the agent depends on it."""
 _CLOSED = {
@@ -30,6 +35,7 @@ _CLOSED = {
     "rewards_shaper": "it is a function; shape the task's reward instead",
 }
 SCALER = "RunningStandardScaler"
+_SCHEDULE = "learning_rate_scheduler"
 
 
 def check_settings(config: TrainConfig, space: ActionSpace, shares: Sequence[int]) -> None:
@@ -52,10 +58,15 @@ def check_settings(config: TrainConfig, space: ActionSpace, shares: Sequence[int
             f"algorithm {algorithm} of rl_library skrl can't have {space.kind} actions, which task {config.task} has; "
             "use another one"
         )
+    if algorithm in _BOUNDED and space.limit == inf:
+        raise UsageError(
+            f"algorithm {algorithm} of rl_library skrl chooses actions within bounds, and those of task {config.task} "
+            "have none; use another one, such as ppo"
+        )
     if isinstance(agent, PpoConfig):
         _refuse(agent.recurrent != "none", "recurrent", agent.recurrent)
         _refuse(not agent.normalize_advantages, "normalize_advantages", agent.normalize_advantages)
-    if algorithm in _WITHOUT_CRITIC:
+    if algorithm in WITHOUT_CRITIC:
         _refuse_changed(agent, "critic_hidden_dims", algorithm)
     if algorithm in _WITHOUT_CLIPPING:
         _refuse_changed(agent, "max_grad_norm", algorithm)
@@ -99,13 +110,16 @@ def agent_settings(
     if config.agent.normalize_observations:
         settings |= {"observation_preprocessor": SCALER, "state_preprocessor": SCALER}
     _check_library(config, known, len(shares))
+    if config.library.get(_SCHEDULE, settings.get(_SCHEDULE)) != settings.get(_SCHEDULE):
+        settings.pop(f"{_SCHEDULE}_kwargs", None)  # another schedule has other ones
     return combine({name: value for name, value in settings.items() if name in known}, config.library)
 
 
 def _check_library(config: TrainConfig, known: Mapping[str, Any], num_ranks: int) -> None:
     for name, value in config.library.items():
-        if name in _NAMED_HERE:
-            raise UsageError(f"library.{name} is {_NAMED_HERE[name]} here; use --{_NAMED_HERE[name]}")
+        own_name = _NAMED_HERE.get(name, "")
+        if own_name and hasattr(config.agent, own_name.removeprefix("agent.")):
+            raise UsageError(f"library.{name} is {own_name} here; use --{own_name}")
         if name in _CLOSED:
             raise UsageError(f"library.{name} can't be set, as {_CLOSED[name]}; leave it out")
         if name not in known:
@@ -143,8 +157,8 @@ def _on_policy(config: TrainConfig, space: ActionSpace, shares: Sequence[int], r
 def _ppo(config: TrainConfig, space: ActionSpace, shares: Sequence[int], rank: int) -> dict[str, Any]:
     agent = config.agent_as(PpoConfig)
     steered = {
-        "learning_rate_scheduler": "KLAdaptiveLR",
-        "learning_rate_scheduler_kwargs": {
+        _SCHEDULE: "KLAdaptiveLR",
+        f"{_SCHEDULE}_kwargs": {
             "kl_threshold": agent.desired_kl,
             "min_lr": agent.min_learning_rate,
             "max_lr": agent.max_learning_rate,

@@ -1,19 +1,27 @@
 """An agent of skrl, its networks and its memory, as a config asks for them (torch)."""
 
-import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium import Space, spaces
+from gymnasium import Space
 from skrl import config as skrl_config
 from skrl.memories.torch import RandomMemory
 from skrl.resources.noises import torch as noises
+from torch.optim import lr_scheduler
 
-from lockstep.adapters.skrl.settings import OWN_POLICY, SCALER, agent_settings, linear_schedule
+from lockstep.adapters.skrl.settings import OWN_POLICY, SCALER, WITHOUT_CRITIC, agent_settings, linear_schedule
+from lockstep.adapters.skrl.shared import (
+    PREPROCESSORS,
+    QUIET,
+    agent_class,
+    look_up,
+    look_up_scaler,
+    refusals_in_words,
+    spaces_of,
+)
 from lockstep.adapters.skrl.torch_memory import RolloutMemory
 from lockstep.adapters.skrl.torch_models import (
     CategoricalNetwork,
@@ -26,7 +34,7 @@ from lockstep.adapters.skrl.torch_models import (
     SteeredLearningRate,
     perceptron,
 )
-from lockstep.core.errors import RunError, UsageError, in_one_line, nearest
+from lockstep.core.errors import RunError
 from lockstep.core.types import ActionSpace, Comm
 from lockstep.distributed.torch_gradients import average_gradients
 from lockstep.envs.batch_env import BatchEnv
@@ -57,46 +65,22 @@ def make_agent(config: TrainConfig, env: BatchEnv, comm: Comm, shares: Sequence[
             f"skrl was loaded with WORLD_SIZE {skrl_config.torch.world_size}, and there are {comm.world_size} ranks; "
             "let lockstep load it"
         )
-    algorithm, space = config.algorithm, env.task.action_space
-    module = importlib.import_module(f"skrl.agents.torch.{algorithm}")
-    kind, described = getattr(module, algorithm.upper()), getattr(module, f"{algorithm.upper()}_CFG")
-    known = {field.name: getattr(described(), field.name) for field in dataclasses.fields(described)}
-    settings = agent_settings(config, space, shares, comm.rank, known)
-    named_spaces = _spaces(config, env)
-    models = Networks(config, env, named_spaces).of_algorithm()
-    try:
+    kind, known = agent_class("torch", config.algorithm)
+    settings = agent_settings(config, env.task.action_space, shares, comm.rank, known)
+    named_spaces = spaces_of(env.task, has_critic=config.algorithm not in WITHOUT_CRITIC)
+    with refusals_in_words(config):
         agent = kind(
-            models=models,
+            models=Networks(config, env, named_spaces).of_algorithm(),
             memory=_memory(config, env, comm, sum(shares)),
-            cfg=_Lookup(settings, named_spaces, comm, env.device).all(),
+            cfg=_looked_up(settings, named_spaces, comm, env.device),
             device=env.device,
             **named_spaces,
         )
-    except TypeError as error:
-        if not config.library:
-            raise
-        raise UsageError(f"library has something that skrl does not take: {in_one_line(error)}") from error
     agent.init()
     agent.memory.value_scaler = agent.checkpoint_modules.get("value_preprocessor")
     agent.enable_training_mode(True)
     _exchange_by(comm, agent)
     return agent
-
-
-def _spaces(config: TrainConfig, env: BatchEnv) -> dict[str, Space[Any] | None]:
-    """Return the library's spaces: its observations are our group ``actor``, its states ``critic``."""
-    space, sizes = env.task.action_space, env.task.num_observations
-    actions: Space[Any] = (
-        spaces.Discrete(space.size)
-        if space.kind == "discrete"
-        else spaces.Box(-space.limit, space.limit, (space.size,), np.float32)
-    )
-    has_critic = config.algorithm not in ("cem", "dqn", "ddqn")
-    return {
-        "observation_space": spaces.Box(-np.inf, np.inf, (sizes["actor"],), np.float32),
-        "state_space": spaces.Box(-np.inf, np.inf, (sizes["critic"],), np.float32) if has_critic else None,
-        "action_space": actions,
-    }
 
 
 def _memory(config: TrainConfig, env: BatchEnv, comm: Comm, total_envs: int) -> RandomMemory:
@@ -190,54 +174,27 @@ class Networks:
         return {name: make(), f"target_{name}": make()}
 
 
-class _Lookup:
-    """Settings with classes in place of their names."""
+def _looked_up(
+    settings: Mapping[str, Any], named_spaces: Mapping[str, Space[Any] | None], comm: Comm, device: torch.device
+) -> dict[str, Any]:
+    """Return what the agent's configuration class takes: settings with classes in place of their names.
 
-    def __init__(
-        self, settings: Mapping[str, Any], named_spaces: Mapping[str, Any], comm: Comm, device: torch.device
-    ) -> None:
-        self._settings, self._spaces, self._comm, self._device = dict(settings), named_spaces, comm, device
+    Raises:
+        UsageError: there is no class of a name.
+    """
+    found = dict(settings)
+    sizes = (named_spaces["observation_space"], named_spaces["state_space"], 1)
+    for kind, size in zip(PREPROCESSORS, sizes, strict=True):
+        known = {SCALER: SharedValueScaler if kind == "value" else SharedScaler}
+        look_up_scaler(found, kind, known, {"size": size, "comm": comm, "device": device})
+    look_up(found, "learning_rate_scheduler", {"KLAdaptiveLR": SteeredLearningRate} | _classes_of(lr_scheduler))
+    for name in ("exploration_noise", "smooth_regularization_noise"):
+        if look_up(found, name, _classes_of(noises)):
+            found[f"{name}_kwargs"] = {**(found.get(f"{name}_kwargs") or {}), "device": device}
+    if found.get("exploration_scheduler") is not None:
+        found["exploration_scheduler"] = linear_schedule(found["exploration_scheduler"])
+    return found | {"experiment": QUIET}
 
-    def all(self) -> dict[str, Any]:
-        """Return what the agent's configuration class takes.
 
-        Raises:
-            UsageError: there is no class of a name.
-        """
-        found = self._settings
-        for name in ("observation_preprocessor", "state_preprocessor", "value_preprocessor"):
-            self._scaler(found, name)
-        schedules = {"KLAdaptiveLR": SteeredLearningRate} | vars(torch.optim.lr_scheduler)
-        self._class(found, "learning_rate_scheduler", schedules)
-        for name in ("exploration_noise", "smooth_regularization_noise"):
-            if self._class(found, name, vars(noises)):
-                found[f"{name}_kwargs"] = {**(found.get(f"{name}_kwargs") or {}), "device": self._device}
-        if found.get("exploration_scheduler") is not None:
-            found["exploration_scheduler"] = linear_schedule(found["exploration_scheduler"])
-        # The run directory has it all; an interval of 0 keeps the library from making folders and files.
-        quiet = {"write_interval": 0, "checkpoint_interval": 0, "directory": ".", "experiment_name": "skrl"}
-        return found | {"experiment": quiet}
-
-    def _scaler(self, found: dict[str, Any], name: str) -> None:
-        kinds = {SCALER: SharedValueScaler if name == "value_preprocessor" else SharedScaler}
-        if not self._class(found, name, kinds):
-            return
-        size = {"observation": self._spaces["observation_space"], "state": self._spaces["state_space"], "value": 1}[
-            name.partition("_")[0]
-        ]
-        if size is None:
-            found[name] = None
-            return
-        own = {"size": size, "comm": self._comm, "device": self._device}
-        found[f"{name}_kwargs"] = {**(found.get(f"{name}_kwargs") or {}), **own}
-
-    def _class(self, found: dict[str, Any], name: str, kinds: Mapping[str, Any]) -> bool:
-        """Put the class of a name in its place; return whether there is one."""
-        wanted = found.get(name)
-        if wanted is None:
-            return False
-        known = {each: kind for each, kind in kinds.items() if isinstance(kind, type)}
-        if not isinstance(wanted, str) or wanted not in known:
-            raise UsageError(f"library.{name} {wanted!r} is not known{nearest(str(wanted), known)}")
-        found[name] = known[wanted]
-        return True
+def _classes_of(module: ModuleType) -> dict[str, type]:
+    return {name: kind for name, kind in vars(module).items() if isinstance(kind, type)}

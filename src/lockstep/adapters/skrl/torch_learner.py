@@ -1,5 +1,6 @@
 """skrl's agents with torch as learners here."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ from lockstep.learn.torch.normalizer import Identity
 from lockstep.learn.torch.perceptron import Perceptron
 
 _SCHEDULERS = ("scheduler", "policy_scheduler", "critic_scheduler", "value_scheduler")
+_RATES = ("lr", "initial_lr")
+"""What a group of parameters has of its learning rate; the latter if there is a schedule."""
 
 
 class SkrlLearner:
@@ -51,6 +54,14 @@ class SkrlLearner:
         self._schedulers: dict[str, Any] = {
             name: getattr(self.agent, name) for name in _SCHEDULERS if getattr(self.agent, name, None) is not None
         }
+        self._optimizers: dict[str, torch.optim.Optimizer] = {
+            name: module for name, module in self._modules.items() if isinstance(module, torch.optim.Optimizer)
+        }
+        self._first_rates = {
+            name: [{key: group[key] for key in _RATES if key in group} for group in optimizer.param_groups]
+            for name, optimizer in self._optimizers.items()
+        }
+        self._first_schedules = {name: copy.deepcopy(each.state_dict()) for name, each in self._schedulers.items()}
         self._scalers: dict[str, SharedScaler] = {
             name: module
             for name, module in self._modules.items()
@@ -64,6 +75,9 @@ class SkrlLearner:
 
     # --- iterations ------------------------------------------------------------------------------------------------
 
+    def require_ready(self) -> None:
+        """Do nothing: it is ready when it is made."""
+
     @torch.no_grad()
     def collect(self) -> None:
         """Step every env, as the library's trainers do."""
@@ -75,7 +89,7 @@ class SkrlLearner:
             observations, states = self._groups(self.env.observations)
             seen["observation_preprocessor"].append(observations)
             seen["state_preprocessor"].append(self.env.observations["critic"])
-            time = {"timestep": self.counters.timestep, "timesteps": num_steps * self.config.max_iterations}
+            time = self._time(self.counters.timestep)
             actions, _ = self.agent.act(observations, states, **time)
             transition = self.env.step(actions.squeeze(-1).long() if self._is_discrete else actions)
             next_observations, next_states = self._groups(transition.final_observations)
@@ -98,17 +112,16 @@ class SkrlLearner:
         for name, scaler in self._scalers.items():
             scaler.see(torch.stack(seen[name]))
 
+    def _time(self, timestep: int) -> dict[str, int]:
+        return {"timestep": timestep, "timesteps": self.config.agent.num_steps_per_env * self.config.max_iterations}
+
     def _groups(self, observations: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the library's observations and states."""
         return observations["actor"], None if self.agent.state_space is None else observations["critic"]
 
     def update(self) -> dict[str, Any]:
         """Learn, once there is enough to learn from."""
-        agent = self.agent
-        time = {
-            "timestep": self.counters.timestep - 1,
-            "timesteps": self.config.agent.num_steps_per_env * self.config.max_iterations,
-        }
+        agent, time = self.agent, self._time(self.counters.timestep - 1)
         if self.config.algorithm in OWN_POLICY:
             agent.post_interaction(**time)
         elif time["timestep"] >= agent.cfg.learning_starts:
@@ -121,9 +134,8 @@ class SkrlLearner:
 
     def _numbers(self) -> dict[str, Any]:
         """Return what the agent has noted since the last time, by the names that it has in a run's metrics."""
-        numbers = take_numbers(self.agent)
-        optimizers = [module for module in self._modules.values() if isinstance(module, torch.optim.Optimizer)]
-        numbers["learning_rate"] = optimizers[0].param_groups[0]["lr"]
+        numbers = take_numbers(self.agent, is_discrete=self._is_discrete)
+        numbers["learning_rate"] = next(iter(self._optimizers.values())).param_groups[0]["lr"]
         kl = getattr(self._schedulers.get("scheduler"), "kl", None)
         return numbers if kl is None else numbers | {"kl": kl}
 
@@ -158,6 +170,9 @@ class SkrlLearner:
         """Go on from there; the replay's rows are of all envs."""
         for name, module in self._modules.items():
             module.load_state_dict(state["modules"][name])
+        for name in self._optimizers:
+            if name.replace("optimizer", "scheduler") not in self._schedulers:
+                self._begin_rates(name)  # which are fixed, so those of the config
         for name, scheduler in self._schedulers.items():
             scheduler.load_state_dict(state["schedulers"][name])
         for name, temperature in self._temperature().items():
@@ -168,6 +183,17 @@ class SkrlLearner:
             own = slice(self._first_env, self._first_env + self.env.num_envs)
             rows = {name: tensor[own] for name, tensor in state["replay"]["rows"].items()}
             load_replay(self.agent.memory, rows, state["replay"]["place"])
+
+    def retune(self, learning_rate: float) -> None:
+        """Begin anew with the learning rates that the agent was made with, of which this is the config's."""
+        for name in self._optimizers:
+            self._begin_rates(name)
+        for name, scheduler in self._schedulers.items():
+            scheduler.load_state_dict(copy.deepcopy(self._first_schedules[name]))
+
+    def _begin_rates(self, optimizer: str) -> None:
+        for group, rates in zip(self._optimizers[optimizer].param_groups, self._first_rates[optimizer], strict=True):
+            group.update(rates)
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
         """Begin with the networks and normalisers of a state; optimizers are new."""

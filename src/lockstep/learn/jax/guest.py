@@ -6,7 +6,8 @@ What a library brings stands in an adapter: a ``GuestLearner``, how it collects,
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import jax
@@ -84,16 +85,29 @@ class GuestLearner(Protocol):
         """
 
     def update(self) -> Mapping[str, float]:
-        """Learn from it; return the losses and the like of this rank by name, the same names on every rank."""
+        """Learn from it; return the losses and the like of this rank by name, the same names on every rank.
+
+        A loss that is not finite ends the training. What has a "/" in its name may be NaN where there is nothing.
+        """
 
     def state(self) -> PyTree:
         """Return what is the same on every rank and goes on from iteration to iteration: a tree of arrays."""
 
     def rows(self) -> PyTree:
-        """Return what is this rank's own and goes on: a tree of arrays ``(num_envs, ...)``."""
+        """Return what is this rank's own and goes on: a tree of arrays ``(num_envs, ...)``, in numpy."""
 
-    def put(self, state: PyTree, rows: PyTree) -> None:
-        """Go on from such a state and such rows, in numpy."""
+    def row_shapes(self) -> PyTree:
+        """Return the shapes and dtypes of ``rows``, without a copy of what may be large."""
+
+    def put(self, state: PyTree, rows: PyTree | None = None) -> None:
+        """Go on from such a state and such rows, in numpy; None leaves the rows as they are."""
+
+    def retune(self, learning_rate: float) -> None:
+        """Begin anew with a learning rate, where the one that was put has come to after another start.
+
+        Args:
+            learning_rate: that of ``config.agent``, which is not the one that the training began with.
+        """
 
     def weights(self, state: PyTree) -> PyTree:
         """Return what a new run takes over from a state: networks and normalisers."""
@@ -160,8 +174,11 @@ class GuestTraining:
         self._evaluation_env = evaluation_env
         self._prepare_evaluation(evaluation_env)
 
-    def _as_library(self) -> "_AsLibrary":
-        return _AsLibrary(self.exchange.device)
+    @contextmanager
+    def _as_library(self) -> Iterator[None]:
+        """Return the context of a library's code: types as it knows them, and everything on this rank's device."""
+        with jax.enable_x64(False), jax.default_device(self.exchange.device):
+            yield
 
     @property
     def so_far(self) -> Metrics:
@@ -217,6 +234,7 @@ class GuestTraining:
             NonFiniteError: a loss or an array of the state is not finite any more.
         """
         self.exchange.take_waits()
+        self.exchange.take_nonfinite()
         beats.at_iteration(self.iteration)
         beats.enter("rollout")
         steps_before = self.env.num_steps
@@ -226,7 +244,7 @@ class GuestTraining:
         losses: dict[str, float] = {}
         update_s, update_waits = self._timed(lambda: losses.update(self.learner.update()))
         waits += update_waits
-        bad = first_nonfinite(losses, self.learner.state())
+        bad, first_sent = first_nonfinite(losses, self.learner.state()), self.exchange.take_nonfinite()
         own = OwnIteration(
             num_steps=self.env.num_envs * (self.env.num_steps - steps_before),
             times_s=(rollout_s, update_s, sum(wait.seconds for wait in waits)),
@@ -240,7 +258,8 @@ class GuestTraining:
         waits += self.exchange.take_waits()
         self.own_times = OwnTimes({"rollout": rollout_s, "update": update_s}, tuple(waits))
         if shared.is_bad:
-            raise NonFiniteError(self._first_cause(bad))
+            # What one rank has sent that is not finite makes everybody's state so.
+            raise NonFiniteError(first_sent or self._first_cause(bad))
         self.iteration += 1
         self.env_steps += int(shared.metrics.pop("num_steps") or 0)
         beats.at_iteration(self.iteration)
@@ -262,18 +281,16 @@ class GuestTraining:
 
     # --- saving and continuing -------------------------------------------------------------------------------------
 
-    def _rows(self) -> PyTree:
-        return {"env": self.env.state, "learner": self.learner.rows()}
-
     def _gathered(self) -> PyTree:
         """Return the rows of all ranks' envs in numpy, in the order of their global ids, on every process."""
         missing = self.env_ids.size // self.ranks.num_ranks - self.env.num_envs
+        own_rows = {"env": self.env.state, "learner": self.learner.rows()}
 
         def padded(leaf: Any) -> numpy.ndarray:
             own = numpy.asarray(leaf)
             return numpy.pad(own, [(0, missing)] + [(0, 0)] * (own.ndim - 1))
 
-        whole = self.ranks.unshard(self.ranks.shard_local(jax.tree.map(padded, self._plain(self._rows()))))
+        whole = self.ranks.unshard(self.ranks.shard_local(jax.tree.map(padded, self._plain(own_rows))))
         return jax.tree.map(lambda rows: rows[self.env_ids >= 0], whole)
 
     def _plain(self, tree: PyTree) -> PyTree:
@@ -296,6 +313,9 @@ class GuestTraining:
             "sharded": to_nest(self._gathered()),
         }
 
+    def require_ready(self) -> None:
+        """Do nothing: a learner is ready when it is made."""
+
     def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Begin with the networks and normalisers of a checkpoint; only rank 0 has its content.
 
@@ -313,7 +333,7 @@ class GuestTraining:
 
         self.comm.on_main(check, "checkpoint")
         weights = fitting.weights_from(self.comm.broadcast(found, "weights"), self.learner, expected)
-        self._put(self.learner.with_weights(self._plain(state), weights), self._plain(self.learner.rows()))
+        self._put(self.learner.with_weights(self._plain(state), weights))
 
     def load_state_dict(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Continue where ``state_dict`` was taken, on any number of ranks; only rank 0 has its content.
@@ -321,7 +341,8 @@ class GuestTraining:
         Raises:
             UsageError: of another task, number of envs or models, or agent settings, or not complete.
         """
-        shapes = plain_shapes(TrainState(self.learner.state(), self._rows()))
+        own_rows = {"env": self.env.state, "learner": self.learner.row_shapes()}
+        shapes = plain_shapes(TrainState(self.learner.state(), own_rows))
         names = ("iteration", "env_steps", "wall_s", "num_steps")
 
         def check() -> str:
@@ -329,7 +350,7 @@ class GuestTraining:
             num_models = self.env.task.num_models
             learner: Any = self.learner
             fitting.require_fitting(saved, learner, shapes, self.total_envs, num_models, self.config, path)
-            return json.dumps([saved[name] for name in names])
+            return json.dumps([saved[name] for name in names] + [saved["config"]["agent"]["learning_rate"]])
 
         counters = json.loads(self.comm.on_main(check, "checkpoint"))
         given = None if saved is None else {name: saved[name] for name in checkpoint.ARRAYS}
@@ -337,34 +358,20 @@ class GuestTraining:
         own = slice(self._first_env, self._first_env + self.env.num_envs)
         rows = jax.tree.map(lambda whole: whole[own], from_nest(arrays["sharded"], shapes.sharded))
         self._put(from_nest(arrays["replicated"], shapes.replicated), rows["learner"])
-        self.iteration, self.env_steps, self.wall_s, num_steps = counters
+        self.iteration, self.env_steps, self.wall_s, num_steps, learning_rate = counters
+        if learning_rate != self.config.agent.learning_rate:
+            with self._as_library():
+                self.learner.retune(self.config.agent.learning_rate)
         self.env.put(with_keys(rows["env"], self.env.state), num_steps)
 
     def _share_state(self, state: PyTree) -> None:
         """Give all ranks the state of rank 0."""
         told = self.comm.broadcast(to_nest(self._plain(state)), "state")
-        self._put(from_nest(told, state), self._plain(self.learner.rows()))
+        self._put(from_nest(told, state))
 
-    def _put(self, state: PyTree, rows: PyTree) -> None:
+    def _put(self, state: PyTree, rows: PyTree | None = None) -> None:
         with self._as_library():
             self.learner.put(state, rows)
-
-
-class _AsLibrary:
-    """The context in which a library's code runs: types as it knows them, and everything on this rank's device."""
-
-    def __init__(self, device: jax.Device) -> None:
-        self._contexts: list[Any] = []
-        self._device = device
-
-    def __enter__(self) -> None:
-        self._contexts = [jax.enable_x64(False), jax.default_device(self._device)]
-        for context in self._contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(*error)
 
 
 def _data_of(leaf: Any) -> Any:

@@ -77,17 +77,21 @@ def share(env: JaxEnv, table: numpy.ndarray, losses: Sequence[str], num_envs: Se
         metrics[f"time/{phase}_mean"] = float(seconds.mean())
         metrics |= {f"time/{phase}_min": float(seconds.min()), f"time/{phase}_max": float(seconds.max())}
     has_envs = numpy.asarray(num_envs) > 0  # of no samples a loss is 0/0
-    means = numpy.average(values[has_envs], axis=0, weights=numpy.asarray(num_envs)[has_envs])
+    with numpy.errstate(invalid="ignore"):  # of infinities of both signs there is no mean
+        means = numpy.average(values[has_envs], axis=0, weights=numpy.asarray(num_envs)[has_envs])
     for name, mean in zip(losses, means, strict=True):
-        metrics[name if name in _KNOWN or "/" in name else f"loss/{name}"] = float(mean)
+        metrics[name if name in _KNOWN or "/" in name else f"loss/{name}"] = _number(mean)
     stop: StopReason | None = "interrupted" if interrupted else "preempted" if preempted else None
     return Shared(metrics, stop, bool(counts[0, 3]), bool(bad))
 
 
 def first_nonfinite(losses: Mapping[str, float], state: Any) -> str:
-    """Return the name of the first loss, or array of a state, that is not finite; "" if all are."""
+    """Return the name of the first loss, or array of a state, that is not finite; "" if all are.
+
+    What has a "/" in its name is no loss but something that the library tells besides, and may be anything.
+    """
     for name, value in losses.items():
-        if not math.isfinite(value):
+        if "/" not in name and not math.isfinite(value):
             return f"loss {name}"
     named = [(name_of(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)]
     floats = [(name, leaf) for name, leaf in named if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -102,4 +106,4 @@ def _are_finite(arrays: Sequence[jax.Array]) -> jax.Array:
 
 def _number(value: Any) -> float | int | None:
     number = numpy.asarray(value).item()
-    return None if isinstance(number, float) and math.isnan(number) else number
+    return None if isinstance(number, float) and not math.isfinite(number) else number

@@ -8,7 +8,7 @@ from lockstep.core import beats
 from lockstep.core.errors import RunError
 from lockstep.core.interrupts import StopReason
 from lockstep.core.saves import saving
-from lockstep.distributed.jax_comm import JaxComm
+from lockstep.distributed.jax_comm import JaxComm, lost_processes_in_words
 from lockstep.distributed.jax_mesh import RankMesh
 from lockstep.distributed.jax_sentinel import Sentinel
 from lockstep.learn.config import TrainConfig
@@ -81,26 +81,27 @@ def train(training: Iterates, observer: Observer) -> Status:
     return "finished"
 
 
-class JaxRunner(Training):
-    """Any algorithm as the session runs it; ``train`` is the function above."""
+class _Runs:
+    """Gives a training the method by which the session runs it."""
 
-    def train(self, observer: Observer, evaluation_env: object = None) -> Status:
-        """Go on training up to ``max_iterations``, or until the observer asks to stop.
-
-        ``evaluation_env`` is left alone: the algorithm was given its own.
-        """
-        return train(self, observer)
-
-
-class GuestRunner(GuestTraining):
-    """A learner of another library as the session runs it."""
-
-    def train(self, observer: Observer, evaluation_env: object = None) -> Status:
+    def train(self: Iterates, observer: Observer, evaluation_env: object = None) -> Status:
         """Go on training up to ``max_iterations``, or until the observer asks to stop.
 
         ``evaluation_env`` is left alone: the training was given its own.
+
+        Raises:
+            RunError: a check of the algorithm failed, or another process has ended.
         """
-        return train(self, observer)
+        with lost_processes_in_words("an iteration"):
+            return train(self, observer)
+
+
+class JaxRunner(_Runs, Training):
+    """Any algorithm as the session runs it."""
+
+
+class GuestRunner(_Runs, GuestTraining):
+    """A learner of another library as the session runs it."""
 
 
 def _iterate(training: Iterates, observer: Observer) -> Metrics:
