@@ -8,12 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lockstep.core.errors import UsageError
 from lockstep.core.types import Comm, Observations, Task
 from lockstep.distributed.torch_gradients import average_gradients
 from lockstep.distributed.torch_guests import guest_group
 from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.observer import NonFiniteError
+from lockstep.learn.torch import sharding
 from lockstep.learn.torch.guest import GuestTraining
 from lockstep.session.make_config import make_config
 from lockstep.session.make_env import build_share
@@ -40,10 +42,17 @@ class LineLearner:
     """Imitates ``action = 1``; as a library would, it reduces a loss by an exchange of its own.
 
     ``config.library`` says what goes wrong: ``bad_rank`` has a loss that is not finite, ``drifting_rank`` changes a
-    parameter that it does not name as its own.
+    parameter that it does not name as its own, ``refusing`` is refused.
+
+    Attributes:
+        was_given: names of the parts of the state that it has loaded last, and the steps of its envs by then.
     """
 
+    was_given: tuple[set[str], int]
+
     def __init__(self, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
+        if "refusing" in config.library:
+            raise UsageError("refusing can't be") from config.library["refusing"]
         if comm.world_size > 1:  # as libraries do; the job's group is there, and no such GPU
             dist.init_process_group("nccl", rank=0, world_size=77)
             torch.cuda.set_device(comm.rank)
@@ -51,6 +60,9 @@ class LineLearner:
         self.policy = LinePolicy(env.task)
         self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=config.agent.learning_rate)
         self.seen: list[torch.Tensor] = []
+
+    def require_ready(self) -> None:
+        pass
 
     def collect(self) -> None:
         self.seen = []
@@ -71,7 +83,11 @@ class LineLearner:
             dist.all_reduce(shared)
         if self.config.library.get("bad_rank") == self.comm.rank:
             loss = loss * torch.nan
-        return {"imitation": loss.detach(), "kl": 0.5 + self.comm.rank}
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        imitation = loss.detach() if len(samples) else torch.nan
+        # What is told beside the losses may be nothing.
+        told = {"line/rank": 1.0 * self.comm.rank, "line/nothing": torch.nan}
+        return {"imitation": imitation, "kl": 0.5 + self.comm.rank, "learning_rate": learning_rate, **told}
 
     def merge(self) -> None:
         if self.config.library.get("drifting_rank") == self.comm.rank:
@@ -82,9 +98,11 @@ class LineLearner:
         return {"policy": self.policy, "optimizer": self.optimizer}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"policy": self.policy.state_dict(), "optimizer": self.optimizer.state_dict()}
+        replay = sharding.gather({"seen": torch.stack(self.seen, dim=1)}, self.comm, self.env.device)
+        return {"policy": self.policy.state_dict(), "optimizer": self.optimizer.state_dict(), "replay": replay}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.was_given = {*state}, self.env.num_steps
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -92,6 +110,7 @@ class LineLearner:
         self.optimizer.param_groups[0]["lr"] = learning_rate
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
+        self.was_given = {*state}, self.env.num_steps
         self.policy.load_state_dict(state["policy"])
 
 
@@ -126,6 +145,15 @@ def go_on(comm: Comm, content: dict[str, Any] | None) -> dict[str, Any]:
     return {"loaded": loaded, "observations": observations, "metrics": training.iterate()}
 
 
+def begin_with(comm: Comm, content: dict[str, Any] | None) -> tuple[list[str], int]:
+    """Return what a new training is given of the state of a checkpoint that rank 0 alone has read, and its bytes."""
+    training = training_on(comm)
+    comm.take_waits()
+    training.load_weights(content if comm.rank == 0 else None, "model_2.pt")
+    sent = sum(wait.num_bytes for wait in comm.take_waits())
+    return sorted(training.learner.was_given[0]), sent  # type: ignore[attr-defined]
+
+
 def content_after(comm: Comm, num_iterations: int) -> dict[str, Any]:
     """Return a checkpoint's content."""
     training = training_on(comm)
@@ -137,6 +165,7 @@ def content_after(comm: Comm, num_iterations: int) -> dict[str, Any]:
 def exchange_in_guest_group(comm: Comm) -> dict[str, Any]:
     """Return what is counted of exchanges that other people's code makes, and whether torch is as it was afterwards."""
     before = (dist.init_process_group, dist.all_reduce, torch.cuda.set_device)
+    comm.gather(torch.zeros(1), "both are here")
     comm.take_waits()
     with guest_group(comm):
         dist.init_process_group("nccl")

@@ -105,4 +105,4 @@ def test_what_is_no_teacher_is_refused(told: str, teacher: dict[str, Any], stude
     env = build_share(student_config(), (8,), 0)
     training = make_runner(config, env, SoloComm())
     with pytest.raises(UsageError, match=told):
-        training.require_ready()  # type: ignore[attr-defined]
+        training.require_ready()

@@ -268,7 +268,7 @@ def test_weights_of_a_checkpoint_are_a_beginning_and_others_are_refused() -> Non
     assert all(mine[name].equal(theirs[name]) for name in theirs if name.startswith(("actor", "critic")))
     assert new.learner.algorithm.optimizer.state_dict()["state"] == {}  # type: ignore[attr-defined]
     wider = training_of(config_with({"actor_hidden_dims": (9,)}))
-    with pytest.raises(UsageError, match=r"networks are not those of agent\.\* .*size mismatch"):
+    with pytest.raises(UsageError, match=r"checkpoint model_1\.pt does not fit agent\.\* .*size mismatch"):
         wider.load_weights(state, "model_1.pt")
 
 

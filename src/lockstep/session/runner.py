@@ -89,6 +89,9 @@ class SessionRunner(Protocol):
     def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Begin with the weights of a checkpoint."""
 
+    def require_ready(self) -> None:
+        """Raise UsageError if it can't start, once it has taken up whatever it does and before anything is written."""
+
     def train(self, observer: Observer, evaluation_env: Any) -> Status:
         """Train; return how it ended."""
 

@@ -78,7 +78,8 @@ def load_policy(path: Path, device: str) -> TorchPolicy:
     task = make_task(config)
     if config.rl_library != OWN:
         guest: GuestLearner = load(library_of(config).learners["torch"])
-        network = guest.load_policy(config, content["state"], task)
+        with checkpoint.misfits_in_words(path):
+            network = guest.load_policy(config, content["state"], task)
         network.requires_grad_(False).to(resolve_device(device)).eval()
         return TorchPolicy(config, content["iteration"], network)
     network = ActorCritic(config.agent_as(PpoConfig), dict(task.num_observations), task.action_space)

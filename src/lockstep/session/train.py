@@ -186,8 +186,7 @@ def _take_up(training: SessionRunner, comm: Peers, checkpoint: Path | None, run:
     goes_on = run is not None and go_on(training, comm, run)
     if checkpoint is not None and not goes_on:
         load_weights(training, comm, checkpoint)
-    # Some learners of other libraries can't start without a file that a checkpoint would have spared them.
-    getattr(training, "require_ready", lambda: None)()
+    training.require_ready()
     return goes_on
 
 

@@ -23,7 +23,7 @@ from lockstep.learn.config import TrainConfig
 from lockstep.learn.observer import OwnTimes
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.loop import Observer, Status
-from lockstep.learn.torch.reporting import Metrics
+from lockstep.learn.torch.reporting import Metrics, steps_since
 
 _COUNTERS = ("iteration", "env_steps", "wall_s")
 _STATUSES = ("finished", *get_args(StopReason))
@@ -103,6 +103,9 @@ class UserRunner:
         self._broadcast()
         self.iteration, self.env_steps, self.wall_s = (content[name] for name in _COUNTERS)
 
+    def require_ready(self) -> None:
+        """Do nothing: a runner is ready when it is made."""
+
     def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Begin with the weights of a checkpoint of this runner; only rank 0 has its content."""
         self._runner.load_weights(self._share(saved, path)["state"])
@@ -171,10 +174,8 @@ class _RunnerObserver:
         runner = self._runner
         own = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
         wall_s = time.perf_counter() - self._began
-        num_steps = runner.env.num_steps
-        # An env that was reset counts from 0 again.
-        new_steps = num_steps - self._num_steps if num_steps >= self._num_steps else num_steps
-        self._num_steps = num_steps
+        new_steps = steps_since(self._num_steps, runner.env)
+        self._num_steps = runner.env.num_steps
         env_steps = int(own.get("env_steps", runner.env_steps + new_steps * self._total_envs))
         rate = (env_steps - runner.env_steps) / max(wall_s - runner.wall_s, 1e-9)
         runner.iteration = int(own.get("iteration", runner.iteration + 1))

@@ -53,6 +53,9 @@ class RlGamesLearner:
             params["config"]["clip_actions"],
         )
 
+    def require_ready(self) -> None:
+        """Do nothing: it is ready when it is made."""
+
     def collect(self) -> None:
         """Step every env and keep what is learned from."""
         self.agent.collect()

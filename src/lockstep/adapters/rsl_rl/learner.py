@@ -26,7 +26,7 @@ from lockstep.distributed.torch_state import Replicated
 from lockstep.distributed.torch_statistics import Number
 from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import PpoConfig, TrainConfig
-from lockstep.learn.torch import sharding
+from lockstep.learn.torch import checkpoint, sharding
 from lockstep.learn.torch.training import place_among_envs
 
 
@@ -82,7 +82,8 @@ class RslRlLearner:
                 self._vec_env.get_observations(), self._vec_env, config, str(self.env.device)
             )
         if teacher is not None:
-            _load(self.algorithm, {"actor_state_dict": teacher.weights}, {"teacher": True})
+            with checkpoint.misfits_in_words("of the teacher"):
+                self.algorithm.load({"actor_state_dict": teacher.weights}, {"teacher": True}, True)
         self._join()
         self.policy = RslRlPolicy(self.algorithm.get_policy(), self.env.task.num_observations)
 
@@ -152,7 +153,7 @@ class RslRlLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; a teacher comes from there too."""
         self._take_teacher(state)
-        _load(self.algorithm, state["algorithm"], None)
+        self.algorithm.load(state["algorithm"], None, True)
         self._load_moments(state)
         _Counters(self).load_state_dict(state["counters"])
         self._remember(state["memory"])
@@ -162,7 +163,8 @@ class RslRlLearner:
         if self._lacking:
             self._take_teacher(state)
         is_ppo = isinstance(self.algorithm, InStepPPO)
-        _load(self.algorithm, state["algorithm"], dict.fromkeys(("actor", "critic") if is_ppo else ("student",), True))
+        parts = dict.fromkeys(("actor", "critic") if is_ppo else ("student",), True)
+        self.algorithm.load(state["algorithm"], parts, True)
         self._load_moments(state)
 
     def _take_teacher(self, state: Mapping[str, Any]) -> None:
@@ -192,10 +194,11 @@ class RslRlLearner:
         return found
 
     def _remember(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Give models what ``_memory`` of all ranks has said."""
-        models = self.algorithm.models()
+        """Give models what ``_memory`` of all ranks has said, but for envs at the begin of an episode."""
+        models, has_begun = self.algorithm.models(), (self.env.episode_length > 0).reshape(-1, 1, 1)
         for name, rows in memory.items():
-            own = rows[self._first_env : self._first_env + self.env.num_envs].to(self.env.device).transpose(0, 1)
+            own = rows[self._first_env : self._first_env + self.env.num_envs].to(self.env.device)
+            own = torch.where(has_begun, own, 0.0).transpose(0, 1)
             is_pair = isinstance(models[name].rnn.rnn, nn.LSTM)
             hidden = tuple(part.contiguous() for part in own.chunk(2)) if is_pair else own.contiguous()
             models[name].reset(hidden_state=hidden)
@@ -245,30 +248,12 @@ class _Counters:
         self._learner.algorithm.load_counters(state)
 
 
-def _load(algorithm: Any, saved: dict[str, Any], parts: dict[str, bool] | None) -> None:
-    """Have RSL-RL load what it saved.
-
-    Raises:
-        UsageError: it does not fit the networks here.
-    """
-    try:
-        algorithm.load(saved, parts, True)
-    except (RuntimeError, ValueError, KeyError) as error:
-        *_, last = str(error).strip().splitlines()
-        raise UsageError(
-            f"the checkpoint's networks are not those of agent.* and library.* here ({last.strip()}); use its settings",
-            shared=True,
-        ) from None
-
-
 @contextlib.contextmanager
 def _refusals_in_words(config: TrainConfig) -> Iterator[None]:
-    """Turn what RSL-RL says of a setting into one line, which one rank says for all: they have the same settings."""
+    """Turn what RSL-RL says of a setting into one line."""
     try:
         yield
-    except UsageError as error:
-        raise UsageError(str(error), shared=True) from None
     except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
         if not config.library:
             raise
-        raise UsageError(f"rsl_rl refuses what library says: {' '.join(str(error).split())}", shared=True) from error
+        raise UsageError(f"rsl_rl refuses what library says: {' '.join(str(error).split())}") from error

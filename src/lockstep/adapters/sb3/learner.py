@@ -61,6 +61,9 @@ class Sb3Learner:
         self.policy = Sb3Policy(self.model.policy, env.task.num_observations["actor"], env.task.action_space)
         self.merge()
 
+    def require_ready(self) -> None:
+        """Do nothing: it is ready when it is made."""
+
     def collect(self) -> None:
         """Step every env and keep what is learned from."""
         model = self.model

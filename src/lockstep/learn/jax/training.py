@@ -237,6 +237,9 @@ class Training:
             "sharded": to_nest(sharded),
         }
 
+    def require_ready(self) -> None:
+        """Do nothing: an algorithm is ready when it is made."""
+
     def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Take up the weights alone, from a checkpoint's content.
 

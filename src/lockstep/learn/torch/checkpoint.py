@@ -4,7 +4,8 @@ import lzma
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,29 @@ def load_strictly(module: nn.Module, saved: dict[str, torch.Tensor], path: objec
     """
     require_weights(saved, module.state_dict(), _is_finite, path)
     module.load_state_dict(saved, strict=True)
+
+
+@contextmanager
+def misfits_in_words(path: object) -> Iterator[None]:
+    """Turn what a library says of a state that does not fit its networks into one line, which all ranks say alike.
+
+    Memory that is short, a GPU that fails and a rank that is lost remain what they are.
+
+    Raises:
+        UsageError: the state was made with other settings.
+    """
+    try:
+        yield
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        is_of_machine = isinstance(error, RuntimeError) and type(error) is not RuntimeError
+        if is_of_machine or "allocate memory" in str(error):
+            raise
+        *_, last = str(error).strip().splitlines() or [""]
+        reason = last.strip() if isinstance(error, RuntimeError) else f"{type(error).__name__}: {last.strip()}"
+        raise UsageError(
+            f"checkpoint {path} does not fit agent.* and library.* here ({reason}); use the settings it was made with",
+            shared=True,
+        ) from error
 
 
 def _is_finite(value: Any) -> bool:

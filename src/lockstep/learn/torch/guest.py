@@ -5,20 +5,22 @@ What a library brings stands in an adapter, a ``GuestLearner``: how it collects,
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from lockstep.core import beats
+from lockstep.core.errors import UsageError
 from lockstep.core.interrupts import StopReason
 from lockstep.core.registry import load
 from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm, Observations, Task
 from lockstep.distributed.torch_guests import guest_group
 from lockstep.distributed.torch_state import Replicated, broadcast_named, broadcast_value, require_plain, tensors_of
-from lockstep.distributed.torch_statistics import Number, reduce_metrics
+from lockstep.distributed.torch_statistics import Number
 from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.observer import Metrics, NonFiniteError, Observer, OwnTimes, Status, no_clock, nobody_asks
@@ -33,8 +35,9 @@ from lockstep.learn.resuming import (
     require_task,
 )
 from lockstep.learn.torch import checkpoint, loop, sharding
+from lockstep.learn.torch.guest_reporting import first_nonfinite, own_row, share
 from lockstep.learn.torch.networks import Memory
-from lockstep.learn.torch.reporting import OwnIteration, own_row, share
+from lockstep.learn.torch.reporting import OwnIteration, steps_since
 from lockstep.learn.torch.training import place_among_envs
 
 
@@ -91,8 +94,12 @@ class GuestLearner(Protocol):
             comm: the ranks, one or more.
 
         Raises:
-            UsageError: what is asked for can't be, on so many ranks perhaps.
+            UsageError: what is asked for can't be, on so many ranks perhaps; every rank says the same, since it follows
+                from the config. What this machine alone lacks has an ImportError or OSError as its cause.
         """
+
+    def require_ready(self) -> None:
+        """Raise UsageError if it can't start, once checkpoints are loaded and before anything is written."""
 
     def collect(self) -> None:
         """Step every env ``config.agent.num_steps_per_env`` times and keep what is learned from."""
@@ -100,7 +107,9 @@ class GuestLearner(Protocol):
     def update(self) -> Mapping[str, Number]:
         """Learn from it; return the losses and the like of this rank, means over its samples, by name.
 
-        ``kl`` and ``learning_rate`` are names that the display knows. None where nothing was learned yet.
+        The names, and their order, are the same on every rank; there are none where nothing was learned yet. ``kl`` and
+        ``learning_rate`` are known to the display. A loss that is not finite ends the training; what has a "/" in its
+        name is told beside the losses, and may be NaN where there is nothing. A rank without envs may tell anything.
         """
 
     def merge(self) -> None:
@@ -110,10 +119,17 @@ class GuestLearner(Protocol):
         """Return by name what is the same on every rank, for rank 0's to be sent and for the sentinel to compare."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what goes on from iteration to iteration: tensors, numbers, texts, dicts, lists, tuples."""
+        """Return what goes on from iteration to iteration: tensors, numbers, texts, dicts, lists, tuples.
+
+        What it remembers of single envs stands under ``memory``, and what was collected of them under ``replay``.
+        """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, on every rank; tensors are on the CPU."""
+        """Go on from there, on every rank; tensors are on the CPU.
+
+        The envs have been loaded by then. One whose ``episode_length`` is 0 is at the begin of an episode, which may be
+        another than the one that it was in: nothing is to be remembered of it.
+        """
 
     def retune(self, learning_rate: float) -> None:
         """Take up another learning rate than the state's, on every rank.
@@ -122,14 +138,15 @@ class GuestLearner(Protocol):
         """
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
-        """Begin with the networks, and normalisers, of a state alone."""
+        """Begin with the networks, and normalisers, of a state alone; ``memory`` and ``replay`` are not in it."""
 
     @staticmethod
     def load_policy(config: TrainConfig, state: Mapping[str, Any], task: Task) -> Any:
         """Return the ``GuestPolicy`` of a state, on the CPU, without envs and without ranks."""
 
-    # A learner may also have ``require_ready()``, which raises UsageError, once all checkpoints are loaded and before
-    # anything is written, if it can't start.
+
+_OF_ENVS = ("memory", "replay")
+"""Parts of a learner's state that are rows of envs, and no use to other envs."""
 
 
 class GuestTraining:
@@ -155,7 +172,7 @@ class GuestTraining:
         self.save_agreed = False
         self.own_times: OwnTimes | None = None
         with guest_group(comm):
-            with torch.random.fork_rng(devices=[]):
+            with _said_once(), torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(stream_seed(config.seed, "policy"))
                 self.learner: GuestLearner = load(learner)(config, env, comm)
             self._broadcast()
@@ -168,7 +185,7 @@ class GuestTraining:
 
     def require_ready(self) -> None:
         """Raise UsageError if the learner lacks what only a file, or a checkpoint, can bring."""
-        getattr(self.learner, "require_ready", lambda: None)()
+        self.learner.require_ready()
 
     @property
     def so_far(self) -> Metrics:
@@ -214,24 +231,23 @@ class GuestTraining:
         waits += update_waits + merge_waits
         update_s += merge_s
         own = OwnIteration(
-            num_steps=self.env.num_envs * _steps_since(steps_before, self.env),
+            num_steps=self.env.num_envs * steps_since(steps_before, self.env),
             times_s=(rollout_s, update_s, sum(wait.seconds for wait in waits)),
             stop=stop_requested(),
             save_due=save_due(),
         )
-        bad = self._first_nonfinite(losses)
-        row = torch.cat((own_row(self.env, own), torch.tensor([float(bool(bad))], device=self.env.device)))
-        *_, flags = (table := self.comm.gather(row, "metrics")).unbind(1)
-        metrics, self.stop_agreed, self.save_agreed = share(self.env, table[:, :-1].tolist())
-        reduced = reduce_metrics(losses, comm=self.comm)
+        row = own_row(self.env, own, losses, self.replicated_state())
+        metrics, self.stop_agreed, self.save_agreed, is_bad = share(
+            self.env, self.comm.gather(row, "metrics"), tuple(losses)
+        )
         waits += self.comm.take_waits()
         self.own_times = OwnTimes({"rollout": rollout_s, "update": update_s}, tuple(waits))
-        if flags.any():
-            raise NonFiniteError(self._first_cause(bad))
+        if is_bad:
+            raise NonFiniteError(self._first_cause(losses))
         self.iteration += 1
         self.env_steps += int(metrics.pop("num_steps") or 0)
         beats.at_iteration(self.iteration)
-        return {"iteration": self.iteration, "env_steps": self.env_steps} | metrics | _named(reduced)
+        return {"iteration": self.iteration, "env_steps": self.env_steps} | metrics
 
     def _timed(self, work: Callable[[], Any]) -> tuple[float, list[Any]]:
         """Do some work; return its seconds without waits, and the waits."""
@@ -243,16 +259,9 @@ class GuestTraining:
         waits = self.comm.take_waits()
         return time.perf_counter() - began - sum(wait.seconds for wait in waits), waits
 
-    def _first_nonfinite(self, losses: Mapping[str, float]) -> str:
-        """Return the name of the first loss or tensor of this rank that is not finite; "" if all are."""
-        for name, tensor in (
-            {f"loss {name}": torch.tensor(value) for name, value in losses.items()} | self.replicated_state()
-        ).items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                return name
-        return ""
-
-    def _first_cause(self, bad: str) -> str:
+    def _first_cause(self, losses: Mapping[str, float]) -> str:
+        """Return what is not finite on the first rank where something is not, and that rank."""
+        bad = first_nonfinite(losses, self.env.num_envs, self.replicated_state())
         causes = [json.loads(text) for text in self.comm.gather_text(json.dumps(bad), "diagnosis")]
         return next(f"{text} on rank {rank}" for rank, text in enumerate(causes) if text)
 
@@ -285,8 +294,11 @@ class GuestTraining:
     def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Begin with the networks and normalisers of a checkpoint; only rank 0 has its content."""
         self.comm.on_main(lambda: self._require_fit(saved, path), "checkpoint")
+        state = {} if saved is None else {name: part for name, part in saved["state"].items() if name not in _OF_ENVS}
+        state = broadcast_value(state, comm=self.comm)
         with guest_group(self.comm):
-            self.learner.load_weights(broadcast_value(None if saved is None else saved["state"], comm=self.comm))
+            with checkpoint.misfits_in_words(path):
+                self.learner.load_weights(state)
             self._broadcast()
 
     def load_state_dict(self, saved: Mapping[str, Any] | None, path: object) -> None:
@@ -302,15 +314,16 @@ class GuestTraining:
             then = saved["config"]["agent"]["learning_rate"]
             given = {name: saved[name] for name in names} | {"steps": saved["env"]["num_steps"], "learning_rate": then}
         shared = broadcast_value(given, comm=self.comm)
+        rows = None if saved is None else {name: saved["env"][name] for name in self._env_rows()}
+        envs = sharding.deal(rows, self._env_rows(), self.total_envs, self._first_env, self.comm, self.env.device)
+        self.env.load_state_dict(envs | {"num_steps": shared["steps"]})
         with guest_group(self.comm):
-            self.learner.load_state_dict(shared["state"])
+            with checkpoint.misfits_in_words(path):
+                self.learner.load_state_dict(shared["state"])
             # A rate that the user has changed is the new one to start from; otherwise the schedule goes on.
             if shared["learning_rate"] != self.config.agent.learning_rate:
                 self.learner.retune(self.config.agent.learning_rate)
             self._broadcast()
-        rows = None if saved is None else {name: saved["env"][name] for name in self._env_rows()}
-        envs = sharding.deal(rows, self._env_rows(), self.total_envs, self._first_env, self.comm, self.env.device)
-        self.env.load_state_dict(envs | {"num_steps": shared["steps"]})
         self.iteration, self.env_steps, self.wall_s = (shared[name] for name in self.so_far)
 
     def _require_fit(self, saved: Mapping[str, Any] | None, path: object) -> str:
@@ -333,16 +346,18 @@ class GuestTraining:
         return ""
 
 
-def _steps_since(before: int, env: BatchEnv) -> int:
-    """Return the env steps since the count was ``before``; an env that was reset counts from 0 again."""
-    return env.num_steps - before if env.num_steps >= before else env.num_steps
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Mark what a learner refuses as raised on every rank alike, so that one of them says it for all.
+
+    What is missing on this machine may be there on another.
+    """
+    try:
+        yield
+    except UsageError as error:
+        error.shared = error.shared or not isinstance(error.__cause__, ImportError | OSError)
+        raise
 
 
 def _numbers(values: Mapping[str, Number]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
-
-
-def _named(reduced: Mapping[str, float]) -> Metrics:
-    """Return the learner's numbers as ``metrics.jsonl`` has them."""
-    known = ("kl", "learning_rate", "gradient_norm")
-    return {name if name in known or "/" in name else f"loss/{name}": value for name, value in reduced.items()}

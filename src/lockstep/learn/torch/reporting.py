@@ -99,6 +99,11 @@ def share(env: BatchEnv, table: list[list[float]]) -> Shared:
     return Shared(metrics, stop, main_save_due)
 
 
+def steps_since(before: int, env: BatchEnv) -> int:
+    """Return the env steps since the count was ``before``; an env that was reset counts from 0 again."""
+    return env.num_steps - before if env.num_steps >= before else env.num_steps
+
+
 def _to_host(by_rank: torch.Tensor, replicated: torch.Tensor) -> tuple[list[list[float]], list[float]]:
     """Return ``by_rank (world_size, width)`` as rows and ``replicated`` as a list, after one wait for the device."""
     world_size, width = by_rank.shape

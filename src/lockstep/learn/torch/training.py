@@ -178,6 +178,9 @@ class Training:
         rows = {name: value for name, value in self.env.state_dict().items() if name != "num_steps"}
         return rows | {"memory": {name: memory.transpose(0, 1) for name, memory in self.memory._asdict().items()}}
 
+    def require_ready(self) -> None:
+        """Do nothing: the learner is ready when it is made."""
+
     def load_weights(self, saved: Mapping[str, Any] | None, path: object) -> None:
         """Take up the policy and its normalisers alone, from a checkpoint's content.
 
@@ -214,9 +217,12 @@ class Training:
             memory = {name: memory.transpose(0, 1) for name, memory in saved["memory"].items()}
             rows = {name: saved["env"][name] for name in self._env_rows() if name != "memory"} | {"memory": memory}
         envs = sharding.deal(rows, self._env_rows(), self.total_envs, self._first_env, self.comm, device)
-        memory = {name: own.transpose(0, 1).contiguous().to(device) for name, own in envs.pop("memory").items()}
-        self.memory = self.memory._replace(**memory)
+        memory = {name: own.to(device) for name, own in envs.pop("memory").items()}
         self.env.load_state_dict(envs | {"num_steps": counters["num_steps"]})
+        # Envs that can't be saved have begun new episodes, of which nothing is remembered.
+        has_begun = (self.env.episode_length > 0).reshape(-1, 1, 1)
+        kept = {name: torch.where(has_begun, own, 0.0).transpose(0, 1).contiguous() for name, own in memory.items()}
+        self.memory = self.memory._replace(**kept)
         self.iteration, self.env_steps = counters["iteration"], counters["env_steps"]
         self.wall_s = counters["wall_s"]
 
