@@ -282,7 +282,9 @@ def test_an_env_may_need_keyword_arguments(sized: str) -> None:
     assert (task.num_observations["actor"], task.action_space.kind) == (3, "discrete")
     assert make(sized, 2, kwargs={"size": 4}).observations["actor"].shape == (2, 4)
     for words in ([], ["--env.kwargs.action", "discrete"], ["--env.kwargs.size", "-1"]):
-        assert "Gymnasium can't make env 'LockstepSized-v0': " in refused(sized, *words)
+        said = refused(sized, *words)
+        assert "Gymnasium can't make env 'LockstepSized-v0': " in said
+        assert said.endswith("--env.kwargs.NAME VALUE") != bool(words)
     assert main(["train", sized, "--help"]) == 0
 
 

@@ -99,6 +99,18 @@ def test_actions_are_stretched_to_the_bounds_of_gymnax_and_clipped_to_them() -> 
     np.testing.assert_allclose(transition.reward, reward.reshape(-1), rtol=1e-5)
 
 
+@needs_gymnax
+@pytest.mark.parametrize(("low", "high", "limit"), [(-2.0, 2.0, 1.0), (-np.inf, 2.0, np.inf), (0.0, np.inf, np.inf)])
+def test_actions_of_gymnax_have_a_limit_where_every_entry_has_two_bounds(low: float, high: float, limit: float) -> None:
+    from gymnax.environments import spaces
+
+    from lockstep.adapters.gymnax import world
+
+    for bounds in ((low, high), (jnp.array([-1.0, low]), jnp.array([1.0, high]))):
+        space = world._action_space(spaces.Box(*bounds, (2,), jnp.float32), "t")
+        assert (space.size, space.limit) == (2, limit)
+
+
 @needs_brax
 @pytest.mark.usefixtures("double_precision")
 def test_brax_is_limited_and_repeats_actions_as_its_own_wrapper_does() -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lockstep.core.errors import UsageError
-from lockstep.core.types import State
+from lockstep.core.types import ActionSpace, State
 from lockstep.distributed.jax_mesh import REPLICATED, SHARDED, make_mesh
 from lockstep.learn.jax import sac_update
 from lockstep.learn.jax.algorithm import TrainState
@@ -181,6 +181,14 @@ def test_discrete_actions_are_refused() -> None:
     config = small_config(env={"action_kind": "discrete"})
     with pytest.raises(UsageError, match=r"sac needs continuous actions, and those of task cartpole_classic are discr"):
         Sac(config, make_env(config), None)
+
+
+def test_actions_without_bounds_are_refused() -> None:
+    config = small_config()
+    env = make_env(config)
+    env.task.action_space = ActionSpace("continuous", 1, numpy.inf)
+    with pytest.raises(UsageError, match=r"sac chooses actions within bounds, and those of task cartpole_classic have"):
+        Sac(config, env, None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -122,6 +122,8 @@ def _facts_of(env_id: str, kwargs: str) -> Facts:
         raise
     except Exception as error:
         hint = f"; env.kwargs are {kwargs}" if given else ""
+        if not given and isinstance(error, TypeError):
+            hint = "; what the env needs is given with --env.kwargs.NAME VALUE"
         raise UsageError(f"Gymnasium can't make env {env_id!r}: {in_one_line(error)}{hint}") from error
     try:
         return Facts(env.observation_space, env.action_space, _step_duration_s(env))
