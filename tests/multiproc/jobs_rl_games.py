@@ -37,7 +37,9 @@ class _Shifted:
         )
 
     def _shifted(self, observations: Observations) -> Observations:
-        return {name: tensor + self._shift for name, tensor in observations.items()}
+        actor, critic = (observations[name] for name in ("actor", "critic"))
+        shifted = actor + self._shift
+        return {"actor": shifted, "critic": shifted if critic is actor else critic + self._shift}
 
 
 def iterate_shifted(comm: Comm, settings: dict[str, Any], num_iterations: int) -> dict[str, Any]:

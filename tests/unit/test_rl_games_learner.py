@@ -116,11 +116,54 @@ def test_a_training_goes_on_bit_for_bit(task: str) -> None:
     second = training_of(config)
     second.load_state_dict(saved, "model_2.pt")
     assert differences(saved, second.state_dict()) == []
+    torch.rand(3)  # the generator is elsewhere
     for training in (first, second):
-        torch.manual_seed(3)
         metrics = training.iterate()
         assert metrics["iteration"] == 3
     assert differences(first.state_dict(), second.state_dict()) == []
+
+
+@pytest.mark.parametrize("schedule", ["adaptive", "fixed"])
+def test_a_training_goes_on_at_another_learning_rate(schedule: str) -> None:
+    first = training_of(config_with(agent={"schedule": schedule}))
+    first.iterate()
+    saved = round_trip(first.state_dict())
+    agent = {"schedule": schedule, "learning_rate": 2e-4, "desired_kl": 1e3, "max_learning_rate": 2e-4}
+    second = training_of(config_with(agent=agent))
+    second.load_state_dict(saved, "model_1.pt")
+    inner = second.learner.agent
+    optimizers = (inner.optimizer, inner.central_value_net.optimizer)
+    assert [group["lr"] for each in optimizers for group in each.param_groups] == [2e-4, 2e-4]
+    assert second.iterate()["learning_rate"] == 2e-4
+    assert [group["lr"] for each in optimizers for group in each.param_groups] == [2e-4, 2e-4]
+    central = {"central_value_config": {"learning_rate": 5e-5}}
+    own = training_of(config_with(agent=agent, library={"config": {"learning_rate": 3e-4} | central}))
+    own.load_state_dict(saved, "model_1.pt")
+    assert own.learner.agent.last_lr == saved["state"]["counters"]["last_lr"]
+    assert own.learner.agent.central_value_net.lr == 1e-3
+
+
+class Doubting(Recall):
+    """The critic sees as much as the actor, and at the start of an episode the very same."""
+
+    def observations(self, xp: Any, state: Any, noise: Any) -> dict[str, Any]:
+        seen = super().observations(xp, state, noise)
+        return seen | {"critic": seen["critic"] + 0.0 * noise.sum()}
+
+
+def test_what_the_critic_sees_is_decided_by_the_task_and_not_by_what_it_happens_to_see() -> None:
+    config = config_with()
+    alike = training_of(config, env=recall_env())
+    other = training_of(config, env=toy_env(Doubting(), 8, dtype=torch.float32))
+    assert not alike.learner.agent.has_central_value and other.learner.agent.has_central_value
+    for _ in range(2):
+        alike.iterate()  # after which the groups of its envs are tensors of their own
+    saved = round_trip(alike.state_dict())
+    training_of(config, env=recall_env()).load_state_dict(saved, "model_2.pt")
+    with pytest.raises(UsageError, match=r"critic of the checkpoint and that of .* are not of the same kind"):
+        other.load_state_dict(saved, "model_2.pt")
+    with pytest.raises(UsageError, match="not of the same kind"):
+        other.load_weights(saved, "model_2.pt")
 
 
 def test_weights_alone_begin_a_new_training() -> None:

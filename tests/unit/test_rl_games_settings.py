@@ -1,6 +1,7 @@
 """What rl_games is told: ``config.agent`` in its words, its own configuration files over that, and what is refused."""
 
 import inspect
+import math
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -15,8 +16,9 @@ from lockstep.adapters.rl_games.given import require_envs, require_equal_numbers
 from lockstep.adapters.rl_games.settings import params_of
 from lockstep.core.config import load_overlay
 from lockstep.core.errors import UsageError
+from lockstep.core.types import ActionSpace
 from lockstep.recipes.catalog import make_task
-from tests.unit.learner_fixtures import Recall
+from tests.unit.learner_fixtures import Line, Recall
 from tests.unit.rl_games_fixtures import config_with
 
 
@@ -112,13 +114,17 @@ def test_every_known_setting_is_one_that_rl_games_looks_up() -> None:
     ("settings", "message"),
     [
         ({"dtype": "float64"}, "dtype float64 is not available with rl_library rl_games; use --dtype float32"),
-        ({"library": {"config": {"gama": 0.9}}}, "'library.config.gama' of rl_games; did you mean 'gamma'?"),
-        ({"library": {"nets": {}}}, "unknown setting 'library.nets'"),
+        (
+            {"library": {"config": {"gama": 0.9}}},
+            "library.config.gama 0.9 is no setting of rl_games; did you mean 'gamma'?",
+        ),
+        ({"library": {"nets": {}}}, "library.nets {} is no setting of rl_games"),
         (
             {"library": {"config": {"central_value_config": {"units": 3}}}},
-            "'library.config.central_value_config.units'",
+            "library.config.central_value_config.units 3 is no setting of rl_games",
         ),
         ({"library": {"config": {"normalize_rms_advantage": True}}}, "fails in rl_games 1.6.5 itself"),
+        ({"agent": {"chunk_size": 64}}, "agent.chunk_size 64 is not available with rl_library rl_games; leave it out"),
         ({"library": {"algo": {"name": "sac"}}}, "library.algo.name 'sac' does not fit"),
         (
             {"library": {"network": {"space": {"discrete": None}}}},
@@ -135,6 +141,18 @@ def test_every_known_setting_is_one_that_rl_games_looks_up() -> None:
 def test_what_can_t_be_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         told(**settings)
+
+
+class Unbounded(Line):
+    """A point that moves by however much the action says."""
+
+    action_space = ActionSpace("continuous", 1, limit=math.inf)
+
+
+def test_actions_without_bounds_are_not_clipped() -> None:
+    assert params_of(config_with(), Unbounded(), 8, False)["config"]["clip_actions"] is False
+    with pytest.raises(UsageError, match=r"clip_actions scales actions to the bounds of an env, and those of cartpole"):
+        params_of(config_with(library={"config": {"clip_actions": True}}), Unbounded(), 8, False)
 
 
 def test_a_weight_of_the_value_loss_means_nothing_to_a_critic_with_an_optimizer_of_its_own() -> None:

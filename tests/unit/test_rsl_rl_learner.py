@@ -64,6 +64,7 @@ def test_settings_are_told_in_rsl_rls_words_with_the_librarys_own_on_top() -> No
     [
         ("dtype float64 is not available with rl_library rsl_rl", {"dtype": "float64"}),
         ("library.algorithm.use_mixed_precision", {"dtype": "bfloat16"}),
+        ("agent.chunk_size 64 is not available with rl_library rsl_rl; leave it out", {"agent": {"chunk_size": 64}}),
         ("library.save_interval 5 is for lockstep to decide; use --ch", {"library": {"save_interval": 5}}),
         ("library.actr .* is no setting of rsl_rl; did you mean 'actor'", {"library": {"actr": {}}}),
         ("library.actor is a group of settings, not 3", {"library": {"actor": 3}}),
@@ -256,6 +257,21 @@ def test_a_resumed_training_goes_on_bit_for_bit(agent: dict[str, Any]) -> None:
     for training in (through, resumed):
         training.iterate()
     assert equal_states(through, resumed)
+
+
+def test_a_training_goes_on_at_another_learning_rate() -> None:
+    first = training_of(config_with())
+    first.iterate()
+    state = round_trip(first.state_dict())
+    agent = {"learning_rate": 2e-4, "desired_kl": 1e3, "max_learning_rate": 2e-4}
+    second = training_of(config_with(agent))
+    second.load_state_dict(state, "model_1.pt")
+    assert second.learner.algorithm.optimizer.param_groups[0]["lr"] == 2e-4  # type: ignore[attr-defined]
+    assert second.iterate()["learning_rate"] == 2e-4
+    own = training_of(config_with(agent, library={"algorithm": {"learning_rate": 3e-4}}))
+    own.load_state_dict(state, "model_1.pt")
+    then = first.learner.algorithm.learning_rate  # type: ignore[attr-defined]
+    assert own.learner.algorithm.learning_rate == then  # type: ignore[attr-defined]
 
 
 def test_weights_of_a_checkpoint_are_a_beginning_and_others_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Stable-Baselines3's learners: they learn, decide as the library's own ``predict``, go on, and refuse by name."""
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from lockstep.adapters.sb3.settings import told
 from lockstep.core.config import merge
 from lockstep.core.errors import UsageError
 from lockstep.core.registry import load
+from lockstep.core.types import ActionSpace
 from lockstep.distributed.torch_comm import SoloComm
 from lockstep.learn.agent_config import AGENTS
 from lockstep.learn.config import TrainConfig
@@ -34,7 +36,6 @@ OF_REPLAY = SMALL | {"num_updates": 2, "batch_size": 16, "learning_starts": 50}
 def _one_thread() -> Iterator[None]:
     """Small tensors gain nothing from threads."""
     torch.set_num_threads(1)
-    np.random.seed(4)  # noqa: NPY002 - the library draws from it
     yield
 
 
@@ -107,8 +108,7 @@ def test_a_training_goes_on(algorithm: str) -> None:
     assert differences(saved, second.state_dict()) == []
     metrics = []
     for training in (first, second):
-        torch.manual_seed(3)
-        np.random.seed(3)  # noqa: NPY002
+        torch.rand(3), np.random.rand(3)  # noqa: NPY002 - wherever the generators are
         metrics.append(training.iterate())
     assert metrics[1]["iteration"] == 4
     if algorithm == "ppo":
@@ -117,6 +117,26 @@ def test_a_training_goes_on(algorithm: str) -> None:
     else:
         assert "loss/critic" in metrics[0] and "loss/critic" not in metrics[1]
         assert "loss/critic" in second.iterate()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac", "td3"])
+def test_a_training_goes_on_at_another_learning_rate(algorithm: str) -> None:
+    first = training_of(config_with(algorithm))
+    first.iterate()
+    saved = round_trip(first.state_dict())
+    changed = config_with(algorithm, agent={"learning_rate": 2e-5})
+    if algorithm == "sac":  # the library has one rate for all
+        changed = merge(changed, {"agent": {"temperature_learning_rate": 2e-5}})
+    second = training_of(changed)
+    second.load_state_dict(saved, "model_1.pt")
+    optimizers = [value for name, value in second.learner.model.get_parameters().items() if "optimizer" in name]
+    assert len(optimizers) == {"ppo": 1, "sac": 3, "td3": 2}[algorithm]
+    assert {group["lr"] for each in optimizers for group in each["param_groups"]} == {2e-5}
+    curve = [second.iterate() for _ in range(3)]
+    assert curve[-1]["learning_rate"] == 2e-5
+    own = training_of(merge(changed, {"library": {"learning_rate": 3e-4}}))
+    own.load_state_dict(saved, "model_1.pt")
+    assert own.learner.model.lr_schedule(1.0) == 3e-4
 
 
 def test_weights_alone_begin_a_new_training() -> None:
@@ -166,13 +186,15 @@ def test_the_agent_is_told_in_the_words_of_the_library() -> None:
         ("ppo", {"dtype": "float64"}, "dtype float64 is not available with rl_library sb3; use --dtype float32"),
         ("ppo", {"agent": {"recurrent": "gru"}}, "agent.recurrent gru is not available with rl_library sb3"),
         ("sac", {"agent": {"max_grad_norm": 3.0}}, "agent.max_grad_norm 3.0 is not available with rl_library sb3"),
-        ("ppo", {"library": {"n_epoch": 3}}, "'library.n_epoch' of Stable-Baselines3; did you mean 'n_epochs'?"),
+        ("ppo", {"agent": {"min_learning_rate": 1e-4}}, "agent.min_learning_rate 0.0001 is not available with rl"),
+        ("ppo", {"agent": {"chunk_size": 64}}, "agent.chunk_size 64 is not available with rl_library sb3; leave it"),
+        ("ppo", {"library": {"n_epoch": 3}}, "n_epoch 3 is no setting of Stable-Baselines3; did you mean 'n_epochs'?"),
         (
             "ppo",
             {"library": {"n_steps": 3}},
             "library.n_steps 3: lockstep has a name of its own for it; use",
         ),
-        ("ppo", {"library": {"vec_normalize": {"clip": 3}}}, "unknown setting 'library.vec_normalize.clip'"),
+        ("ppo", {"library": {"vec_normalize": {"clip": 3}}}, "library.vec_normalize.clip 3 is no setting of Stable"),
         ("ppo", {"library": {"policy_kwargs": {"activation_fn": "Relu"}}}, "'Relu' is no class of torch.nn"),
     ],
 )
@@ -187,6 +209,43 @@ def test_several_ranks_and_discrete_actions_are_refused_by_name() -> None:
         require_several(config_with(), 2)
     with pytest.raises(UsageError, match="algorithm td3 of rl_library sb3 needs continuous actions"):
         told(config_with("td3"), Recall(), 8)
+
+
+class Unbounded(Line):
+    """A point that moves by however much the action says."""
+
+    action_space = ActionSpace("continuous", 1, limit=math.inf)
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3"])
+def test_actions_without_bounds_are_none_for_those_who_squash_them(algorithm: str) -> None:
+    message = f"algorithm {algorithm} of rl_library sb3 squashes actions to the bounds of an env, and those of cart"
+    with pytest.raises(UsageError, match=message):
+        told(config_with(algorithm), Unbounded(), 8)
+
+
+def test_ppo_leaves_actions_without_bounds_as_they_are() -> None:
+    env = toy_env(Unbounded(), 8, max_episode_steps=2, dtype=torch.float32)
+    training = training_of(config_with(agent={"init_std": 3.0, "normalize_observations": False}), env)
+    training.learner.collect()
+    buffer = training.learner.model.rollout_buffer
+    goes_on = buffer.actions[0] < 3  # the end of the line
+    assert np.abs(buffer.actions[0][goes_on]).max() > 1.5
+    np.testing.assert_allclose(buffer.observations[1][goes_on], buffer.actions[0][goes_on])  # where it has moved to
+    training.learner.update()
+    with torch.no_grad():
+        training.learner.model.policy.action_net.bias.fill_(5.0)
+    actions, _ = training.policy.most_likely(env.observations, training.policy.initial_memory(8))
+    assert actions.min() > 3.0
+
+
+def test_what_of_a_recipe_the_library_can_t_follow_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    training_of(config_with())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lockstep: warning: rl_library sb3 can't follow the recipe in all: its learning rate stays ")
+    assert "at 0.001, whatever agent.schedule adaptive" in line and "its critic sees what the actor sees" in line
+    training_of(config_with(task="cartpole_classic", agent={"schedule": "fixed"}))
+    assert capsys.readouterr().err == ""
 
 
 def test_nothing_is_printed_and_no_file_is_left(

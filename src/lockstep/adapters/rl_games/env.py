@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from rl_games.common.ivecenv import IVecEnv
 
-from lockstep.core.types import ActionSpace
-from lockstep.envs.torch_env import TorchEnv, Transition
+from lockstep.adapters.spaces import actions_of, observations_of
+from lockstep.envs.batch_env import BatchEnv
+from lockstep.envs.torch_env import Transition
 
 
 class RlGamesEnv(IVecEnv):  # type: ignore[misc]
@@ -23,7 +23,7 @@ class RlGamesEnv(IVecEnv):  # type: ignore[misc]
 
     last: Transition
 
-    def __init__(self, env: TorchEnv, with_states: bool) -> None:
+    def __init__(self, env: BatchEnv, with_states: bool) -> None:
         self.env, self.with_states = env, with_states
 
     def reset(self) -> dict[str, torch.Tensor]:
@@ -43,16 +43,6 @@ class RlGamesEnv(IVecEnv):  # type: ignore[misc]
     def get_env_info(self) -> dict[str, Any]:
         """Return the spaces of observations and actions."""
         sizes = self.env.task.num_observations
-        info = {"observation_space": _box(sizes["actor"]), "action_space": space_of(self.env.task.action_space)}
-        return info | {"state_space": _box(sizes["critic"])} if self.with_states else info
-
-
-def space_of(space: ActionSpace) -> spaces.Space[Any]:
-    """Return an action space as rl_games reads it."""
-    if space.kind == "discrete":
-        return spaces.Discrete(space.size)
-    return spaces.Box(-space.limit, space.limit, (space.size,))
-
-
-def _box(size: int) -> spaces.Space[Any]:
-    return spaces.Box(-float("inf"), float("inf"), (size,))
+        actions = actions_of(self.env.task.action_space)
+        info: dict[str, Any] = {"observation_space": observations_of(sizes["actor"]), "action_space": actions}
+        return info | {"state_space": observations_of(sizes["critic"])} if self.with_states else info

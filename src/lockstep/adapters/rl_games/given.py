@@ -5,13 +5,15 @@
 - What has no counterpart here, or does not work in rl_games 1.6.5 itself, is refused, and so is every unknown name.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.core.config import show
-from lockstep.core.errors import UsageError, nearest
+from lockstep.core.errors import UsageError
 from lockstep.core.types import Task
 from lockstep.learn.config import PpoConfig, TrainConfig
+from lockstep.learn.guest_settings import require_known, require_unchanged
 
 
 def _words(text: str) -> frozenset[str]:
@@ -63,25 +65,27 @@ CENTRAL_VALUE = _words(
 
 
 def check_given(config: TrainConfig) -> None:
-    """Check ``config.library`` by itself.
+    """Check ``config.library`` by itself, and that ``config.agent`` has nothing that rl_games has no counterpart for.
 
     Raises:
         UsageError: a name that is unknown or refused, or a value that contradicts one of lockstep's own.
     """
+    require_unchanged(config.agent, ["chunk_size"], "rl_games")
     given = config.library
     if set(given) == {"params"}:
         raise UsageError("library.params: leave 'params' out, and put what stands below it directly below library")
-    _check_names("library", given, SECTIONS)
+    require_known("library", given, SECTIONS, "rl_games")
     for name in ("algo", "model", "network", "config"):
         _mapping(f"library.{name}", given.get(name))
     settings = _mapping("library.config", given.get("config"))
-    _check_names("library.config", settings, SETTINGS | BOOKKEEPING | REFUSED.keys())
+    require_known("library.config", settings, SETTINGS | BOOKKEEPING | REFUSED.keys(), "rl_games")
     for name, reason in REFUSED.items():
         if settings.get(name) not in (None, False, 0, -1):
             raise UsageError(f"library.config.{name} {show(settings[name])} {reason}; leave it out")
     central = settings.get("central_value_config")
     if central is not False:
-        _check_names("library.config.central_value_config", _mapping("central_value_config", central), CENTRAL_VALUE)
+        central = _mapping("library.config.central_value_config", central)
+        require_known("library.config.central_value_config", central, CENTRAL_VALUE, "rl_games")
     _check_namesakes(config, given, settings)
 
 
@@ -102,6 +106,11 @@ def require_fit(params: Mapping[str, Any], config: TrainConfig, task: Task) -> N
     for other in params["network"].get("space", {}):
         if other != kind:
             raise UsageError(f"library.network.space has {other}, and the actions of {config.task} are {kind}")
+    if params["config"]["clip_actions"] and task.action_space.limit == math.inf:
+        raise UsageError(
+            f"library.config.clip_actions scales actions to the bounds of an env, and those of {config.task} have "
+            "none; leave it out"
+        )
     if params["model"].get("name") == "continuous_a2c":
         raise UsageError("library.model.name continuous_a2c fails in rl_games 1.6.5 itself; use continuous_a2c_logstd")
     _numbers_of_mini_batches(params)
@@ -174,12 +183,6 @@ def _check_namesakes(config: TrainConfig, given: Mapping[str, Any], settings: Ma
             f"library has {', '.join(what for what, _ in wrong)}, for which lockstep has names of its own; use "
             f"{' '.join(flag for _, flag in wrong)}, or leave them out of library"
         )
-
-
-def _check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise UsageError(f"unknown setting '{where}.{name}' of rl_games{nearest(name, known)}")
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:

@@ -11,9 +11,11 @@ from lockstep.adapters.rl_games.env import RlGamesEnv
 from lockstep.adapters.rl_games.given import require_envs, require_equal_numbers
 from lockstep.adapters.rl_games.policy import RlGamesPolicy, build_policy
 from lockstep.adapters.rl_games.settings import params_of
+from lockstep.core.errors import UsageError
+from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm, Task
 from lockstep.distributed.torch_state import Replicated
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import PpoConfig, TrainConfig
 
 _COUNTERS = ("epoch_num", "frame", "last_lr", "entropy_coef")
@@ -29,17 +31,20 @@ class RlGamesLearner:
     - Where the time limit ends an episode, the value of the observation that it ended at is added to the reward; that
       of the one before, as rl_games has it, would be a step late.
 
-    A memory (``agent.recurrent``) starts empty when a run is resumed.
+    torch's generator is seeded for every iteration, so a resumed training goes on bit for bit on as many ranks; but a
+    memory (``agent.recurrent``) starts empty.
     """
 
-    def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
+    def __init__(self, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
         agent = config.agent_as(PpoConfig)
         shares = config.envs_by_rank(comm.world_size)
         require_envs(shares)
-        self._sees_more = any(text == "True" for text in comm.gather_text(str(_sees_more(env)), "observations"))
+        self._seed, self._rank = config.seed, comm.rank
+        self._sees_more = _sees_more(env)
         by_rank = [params_of(config, env.task, share, self._sees_more) for share in shares]
         require_equal_numbers(by_rank)
         params = by_rank[comm.rank]
+        self._follows = _follow_agent(config)
         has_central_value = "central_value_config" in params["config"]
         self._steps_per_iteration = sum(shares) * agent.num_steps_per_env
         self.agent = make_agent(copy.deepcopy(params), RlGamesEnv(env, has_central_value), comm)
@@ -58,6 +63,8 @@ class RlGamesLearner:
 
     def collect(self) -> None:
         """Step every env and keep what is learned from."""
+        iteration = self.agent.epoch_num
+        torch.manual_seed(stream_seed(self._seed, f"rl_games/iteration {iteration}/rank {self._rank}"))
         self.agent.collect()
 
     def update(self) -> Mapping[str, float]:
@@ -95,15 +102,44 @@ class RlGamesLearner:
         return states | {"sees_more": self._sees_more}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, on every rank."""
+        """Go on from there, on every rank.
+
+        Raises:
+            UsageError: it has a central value network and this training has none, or the other way round.
+        """
+        self._require_same_critic(state)
         for name, entry in self._stateful().items():
             entry.load_state_dict(state[name])
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
-        """Begin with the networks and normalisers of a state alone."""
+        """Begin with the networks and normalisers of a state alone.
+
+        Raises:
+            UsageError: as ``load_state_dict``.
+        """
+        self._require_same_critic(state)
         for name in ("model", "central value"):
             if name in self._stateful():
                 self._stateful()[name].load_state_dict(state[name])
+
+    def retune(self, learning_rate: float) -> None:
+        """Take up another learning rate than the state's, unless ``library`` has one or it falls by itself."""
+        agent = self.agent
+        if self._follows["actor"] and not agent.linear_lr:
+            agent.last_lr = learning_rate
+            agent.update_lr(learning_rate)
+        net = agent.central_value_net if agent.has_central_value else None
+        if net is not None and self._follows["critic"] and not net.linear_lr:
+            net.lr = learning_rate
+            net.update_lr(learning_rate)
+
+    def _require_same_critic(self, state: Mapping[str, Any]) -> None:
+        if self.agent.has_central_value != ("central value" in state):
+            raise UsageError(
+                "the critic of the checkpoint and that of agent.* and library.* here are not of the same kind, one a "
+                "network that sees what the actor sees, the other a central value network; use its settings",
+                shared=True,
+            )
 
     def _stateful(self) -> dict[str, Any]:
         return dict(self.replicated())
@@ -115,6 +151,13 @@ class RlGamesLearner:
         params = params_of(config, task, num_envs, state["sees_more"])
         with silence():
             return build_policy(params, state["model"], task)
+
+
+def _follow_agent(config: TrainConfig) -> dict[str, bool]:
+    """Return whether ``agent.learning_rate`` is the agent's, and whether it is that of a central value network."""
+    settings = config.library.get("config") or {}
+    central = settings.get("central_value_config") or {}
+    return {"actor": "learning_rate" not in settings, "critic": "learning_rate" not in central}
 
 
 class _Counters:
@@ -131,7 +174,9 @@ class _Counters:
             setattr(self._owner, name, state_dict[name])
 
 
-def _sees_more(env: TorchEnv) -> bool:
-    """Return whether the critic's observations are others than the actor's."""
-    actor, critic = env.observations["actor"], env.observations["critic"]
-    return actor.shape != critic.shape or not torch.equal(actor, critic)
+def _sees_more(env: BatchEnv) -> bool:
+    """Return whether the critic's observations are others than the actor's; envs just reset have the task's own.
+
+    It is the task's code that says so, by giving one tensor for both, and not what happens to be in it.
+    """
+    return env.observations["actor"] is not env.observations["critic"]

@@ -167,6 +167,13 @@ class RslRlLearner:
         self.algorithm.load(state["algorithm"], parts, True)
         self._load_moments(state)
 
+    def retune(self, learning_rate: float) -> None:
+        """Take up another learning rate than the state's, unless ``library`` has one."""
+        if "learning_rate" not in (self.config.library.get("algorithm") or {}):
+            self.algorithm.learning_rate = learning_rate
+            for group in self.algorithm.optimizer.param_groups:
+                group["lr"] = learning_rate
+
     def _take_teacher(self, state: Mapping[str, Any]) -> None:
         """Build everything for the teacher of a checkpoint, if there is one."""
         saved = state["settings"]

@@ -9,9 +9,10 @@ from rsl_rl.extensions import RandomNetworkDistillation, Symmetry
 from rsl_rl.utils import resolve_callable
 
 from lockstep.core.config import combine, show
-from lockstep.core.errors import UsageError, nearest
+from lockstep.core.errors import UsageError
 from lockstep.learn.agent_config import DistillationConfig
 from lockstep.learn.config import PpoConfig, TrainConfig
+from lockstep.learn.guest_settings import require_known, require_unchanged
 
 Settings = dict[str, Any]
 
@@ -57,6 +58,7 @@ def settings_of(config: TrainConfig) -> Settings:
 
 
 def _of_ppo(agent: PpoConfig) -> Settings:
+    require_unchanged(agent, ["chunk_size"], "rsl_rl")
     algorithm = {
         "class_name": "PPO",
         **{name: getattr(agent, name) for name in sorted(_parameters(PPO) - _GIVEN) if hasattr(agent, name)},
@@ -112,7 +114,7 @@ def _model(agent: PpoConfig | DistillationConfig, hidden_dims: tuple[int, ...]) 
 
 
 def _check(settings: Settings, ours: Settings) -> None:
-    _known("library", settings, {*ours, "torch_compile_mode"})
+    require_known("library", settings, {*ours, "torch_compile_mode"}, "rsl_rl")
     for name, group in settings.items():
         if name != "torch_compile_mode" and not isinstance(group, Mapping):
             raise UsageError(f"library.{name} is a group of settings, not {show(group)}")
@@ -124,13 +126,14 @@ def _check(settings: Settings, ours: Settings) -> None:
             f"ranks of {own} itself in step; leave it out, or bring a runner of your own (--runner)"
         )
     kind = PPO if own == "PPO" else Distillation
-    _known("library.algorithm", algorithm, {*_parameters(kind) - _GIVEN, "class_name", "share_cnn_encoders"})
+    known = {*_parameters(kind) - _GIVEN, "class_name", "share_cnn_encoders"}
+    require_known("library.algorithm", algorithm, known, "rsl_rl")
     for name, extension, given in (
         ("rnd_cfg", RandomNetworkDistillation, {"self", "num_states", "obs_groups", "device"}),
         ("symmetry_cfg", Symmetry, {"self", "env"}),
     ):
         if algorithm.get(name) is not None:
-            _known(f"library.algorithm.{name}", algorithm[name], _parameters(extension) - given)
+            require_known(f"library.algorithm.{name}", algorithm[name], _parameters(extension) - given, "rsl_rl")
     if algorithm.get("rnd_cfg") is not None:
         settings["obs_groups"] = {"rnd_state": ["actor"]} | settings["obs_groups"]
 
@@ -145,7 +148,7 @@ def _fit_class(name: str, settings: Settings, told: Mapping[str, Any], given: se
     if not _takes_anything(kind):
         known = {*_parameters(kind) - given, "class_name"}
         fitting = {key: value for key, value in settings.items() if key in known or key in told}
-        _known(name, fitting, known)
+        require_known(name, fitting, known, "rsl_rl")
     if fitting.get("distribution_cfg"):
         below = told.get("distribution_cfg") or {}
         own = fitting["distribution_cfg"]
@@ -160,9 +163,3 @@ def _parameters(kind: Callable[..., Any]) -> set[str]:
 
 def _takes_anything(kind: Callable[..., Any]) -> bool:
     return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind).parameters.values())
-
-
-def _known(prefix: str, settings: Mapping[str, Any], known: set[str]) -> None:
-    for name, value in settings.items():
-        if name not in known:
-            raise UsageError(f"{prefix}.{name} {show(value)} is no setting of rsl_rl{nearest(name, sorted(known))}")

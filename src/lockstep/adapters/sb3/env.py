@@ -1,6 +1,7 @@
 """A batch of our envs as Stable-Baselines3's algorithms step them (stable-baselines3 2.9)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from lockstep.core.types import ActionSpace, Observations
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.adapters.spaces import actions_of, observations_of
+from lockstep.core.types import Observations, Task
+from lockstep.envs.batch_env import BatchEnv
 
 Array = np.ndarray[Any, Any]
 
@@ -24,13 +26,11 @@ class Sb3Env(VecEnv):
         env: steps the envs.
     """
 
-    def __init__(self, env: TorchEnv) -> None:
+    def __init__(self, env: BatchEnv) -> None:
         self.env = env
         self._silence: list[dict[str, Any]] = [{}] * env.num_envs
         self._actions = torch.zeros(())
-        super().__init__(
-            env.num_envs, observations_of(env.task.num_observations["actor"]), space_of(env.task.action_space)
-        )
+        super().__init__(env.num_envs, *spaces_of(env.task))
 
     def reset(self) -> Array:
         """Return the observations as they are: the envs are ready, and episodes last from iteration to iteration."""
@@ -83,13 +83,8 @@ class Sb3Env(VecEnv):
         return seen
 
 
-def observations_of(size: int) -> spaces.Box:
-    """Return the space of observations ``(size,)``."""
-    return spaces.Box(-np.inf, np.inf, (size,), dtype=np.float32)
-
-
-def space_of(space: ActionSpace) -> spaces.Space[Any]:
-    """Return an action space as the library reads it."""
-    if space.kind == "discrete":
-        return spaces.Discrete(space.size)
-    return spaces.Box(-space.limit, space.limit, (space.size,), dtype=np.float32)
+def spaces_of(task: Task) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Return the spaces of observations and of actions; the library wants finite bounds where a task has none."""
+    actions = task.action_space
+    finite = replace(actions, limit=min(actions.limit, float(np.finfo(np.float32).max)))
+    return observations_of(task.num_observations["actor"]), actions_of(finite)

@@ -1,5 +1,6 @@
 """PPO, SAC and TD3 of Stable-Baselines3, in one process (stable-baselines3 2.9)."""
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +12,13 @@ from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from lockstep.adapters.sb3.env import Sb3Env, observations_of, space_of
+from lockstep.adapters.sb3.env import Sb3Env, spaces_of
 from lockstep.adapters.sb3.policy import Sb3Policy
-from lockstep.adapters.sb3.settings import Told, told
+from lockstep.adapters.sb3.settings import Told, left_out, told
+from lockstep.core.rng import stream_seed
 from lockstep.core.types import Comm, Task
 from lockstep.distributed.torch_state import Replicated
-from lockstep.envs.torch_env import TorchEnv
+from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import TrainConfig
 
 _COUNTERS = ("num_timesteps", "_n_updates", "_episode_num", "_current_progress_remaining")
@@ -36,15 +38,20 @@ _LOSSES = {
 class Sb3Learner:
     """A ``GuestLearner``.
 
-    The library's learning rates are fixed (``agent.schedule`` is of no effect), actor and critic see the observation
-    group ``actor``, and observations are normalised by its ``VecNormalize``, whose moments change with every step.
-    When a run is resumed a replay starts empty, and is filled with the policy's own steps before it is learned from;
+    The library's learning rates are fixed, and actor and critic see the observation group ``actor``: where a recipe has
+    it otherwise, a line says so before the start. Observations are normalised by the library's ``VecNormalize``, whose
+    moments change with every step.
+
+    The generators of torch and numpy that it draws from are seeded for every iteration, so that a resumed training goes
+    on bit for bit; but a replay starts empty, and is filled with the policy's own steps before it is learned from, and
     the sums of rewards that ``vec_normalize.norm_reward`` goes by start at zero.
     """
 
-    def __init__(self, config: TrainConfig, env: TorchEnv, comm: Comm) -> None:
-        self.config, self.env = config, env
+    def __init__(self, config: TrainConfig, env: BatchEnv, comm: Comm) -> None:
+        self.config, self.env, self._rank = config, env, comm.rank
         self.told = told(config, env.task, env.num_envs)
+        comm.on_main(lambda: _warn(left_out(config, env.task)), "what sb3 leaves out")
+        self._iteration = 0
         wrapped: VecEnv = Sb3Env(env)
         self.vec_normalize: VecNormalize | None = None
         if self.told.vec_normalize is not None:
@@ -67,6 +74,9 @@ class Sb3Learner:
     def collect(self) -> None:
         """Step every env and keep what is learned from."""
         model = self.model
+        seed = stream_seed(self.config.seed, f"sb3/iteration {self._iteration}/rank {self._rank}")
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - the library draws from it
         if self._is_stale:
             self._look_again()
         if self.config.algorithm == "ppo":
@@ -93,6 +103,7 @@ class Sb3Learner:
         elif self._has_enough() and model.gradient_steps:
             model.train(gradient_steps=model.gradient_steps, batch_size=model.batch_size)
         model.policy.set_training_mode(False)
+        self._iteration += 1
         logged = {name.removeprefix("train/"): value for name, value in model.logger.name_to_value.items()}
         model.logger.dump()
         losses = {name: float(logged[theirs]) for theirs, name in _LOSSES.items() if theirs in logged}
@@ -119,6 +130,7 @@ class Sb3Learner:
         state: dict[str, Any] = {
             "parameters": self.model.get_parameters(),
             "counters": {name: getattr(self.model, name) for name in _COUNTERS},
+            "iteration": self._iteration,
             "moments": {name: _moments(each) for name, each in self._statistics().items()},
         }
         return state | ({"temperature": self._temperature().detach()} if self._has_temperature() else {})
@@ -128,6 +140,7 @@ class Sb3Learner:
         self.model.set_parameters(state["parameters"], device=self.model.device)
         for name, value in state["counters"].items():
             setattr(self.model, name, value)
+        self._iteration = state["iteration"]
         self._load_moments(state)
         if "temperature" in state:
             with torch.no_grad():
@@ -138,14 +151,26 @@ class Sb3Learner:
         self.model.policy.load_state_dict(state["parameters"]["policy"])
         self._load_moments(state)
 
+    def retune(self, learning_rate: float) -> None:
+        """Take up another learning rate than the state's, unless ``library`` has one; of SAC's temperature too."""
+        if "learning_rate" in self.config.library:
+            return
+        model = self.model
+        model.learning_rate = learning_rate
+        model._setup_lr_schedule()
+        owners = (model.policy, getattr(model, "actor", None), getattr(model, "critic", None))
+        optimizers = [getattr(owner, "optimizer", None) for owner in owners]
+        for optimizer in filter(None, [*optimizers, getattr(model, "ent_coef_optimizer", None)]):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+
     @staticmethod
     def load_policy(config: TrainConfig, state: Mapping[str, Any], task: Task) -> Sb3Policy:
         """Return the policy of a state, on the CPU."""
         num_envs = config.envs_by_rank(1)[0]
         settings: Told = told(config, task, num_envs)
         kind, size = settings.kind.policy_aliases[settings.arguments["policy"]], task.num_observations["actor"]
-        spaces = observations_of(size), space_of(task.action_space)
-        policy = kind(*spaces, lambda _: 0.0, **_policy_arguments(settings))
+        policy = kind(*spaces_of(task), lambda _: 0.0, **_policy_arguments(settings))
         policy.load_state_dict(state["parameters"]["policy"])
         policy.set_training_mode(False)
         loaded = Sb3Policy(policy, size, task.action_space)
@@ -193,6 +218,13 @@ class _Statistics:
         self.obs_rms = self
         self.mean, self.var = saved["mean"].numpy(), saved["var"].numpy()
         self.epsilon, self.clip_obs = arguments.get("epsilon", 1e-8), arguments.get("clip_obs", 10.0)
+
+
+def _warn(left: list[str]) -> str:
+    """Say what of a recipe is not followed; return "" as all work of rank 0 returns a text."""
+    if left:
+        print(f"lockstep: warning: rl_library sb3 can't follow the recipe in all: {'; '.join(left)}", file=sys.stderr)  # noqa: T201
+    return ""
 
 
 def _moments(statistics: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ which has those of its ``VecNormalize``. ``policy_kwargs.activation_fn`` is the 
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from lockstep.core.config import combine, show
-from lockstep.core.errors import UsageError, nearest
+from lockstep.core.errors import UsageError
 from lockstep.core.types import Task
 from lockstep.learn.agent_config import ReplayConfig
-from lockstep.learn.config import AgentConfig, PpoConfig, SacConfig, TrainConfig
+from lockstep.learn.config import PpoConfig, SacConfig, TrainConfig
+from lockstep.learn.guest_settings import require_known, require_unchanged
 
+_NAME = "Stable-Baselines3"
 KINDS: dict[str, Any] = {"ppo": PPO, "sac": SAC, "td3": TD3}
 _ACTIVATIONS = {"elu": "ELU", "relu": "ReLU", "tanh": "Tanh", "silu": "SiLU"}
 _EXPLORATION = 0.1  # of TD3 (Fujimoto et al. 2018, arXiv:1802.09477, table 3); the library itself adds none
@@ -32,8 +34,8 @@ _NAMESAKES = {"seed": "--seed", "device": "--device", "verbose": "", "tensorboar
 _OF_CODE = ("env", "policy", "replay_buffer_class", "rollout_buffer_class", "stats_window_size", "_init_setup_model")
 # Of ``agent``, by algorithm: what the library has no counterpart for.
 _WITHOUT = {
-    "ppo": ("recurrent", "desired_kl"),
-    "sac": ("max_grad_norm", "temperature_learning_rate"),
+    "ppo": ("recurrent", "desired_kl", "min_learning_rate", "max_learning_rate", "chunk_size"),
+    "sac": ("max_grad_norm",),
     "td3": ("max_grad_norm",),
 }
 
@@ -64,6 +66,11 @@ def told(config: TrainConfig, task: Task, num_envs: int) -> Told:
             f"algorithm {algorithm} of rl_library sb3 needs continuous actions, and {config.task} has discrete ones; "
             "use --algorithm ppo"
         )
+    if algorithm != "ppo" and task.action_space.limit == math.inf:
+        raise UsageError(
+            f"algorithm {algorithm} of rl_library sb3 squashes actions to the bounds of an env, and those of "
+            f"{config.task} have none; use --algorithm ppo"
+        )
     _check_agent(config)
     kind, given = KINDS[algorithm], dict(config.library)
     normalize = given.pop("vec_normalize", None)
@@ -77,7 +84,8 @@ def told(config: TrainConfig, task: Task, num_envs: int) -> Told:
     if not (config.agent.normalize_observations or normalize):
         return Told(kind, arguments, None)
     base = {"norm_obs": config.agent.normalize_observations, "norm_reward": False, "gamma": config.agent.gamma}
-    _check_names("library.vec_normalize", normalize or {}, set(inspect.signature(VecNormalize).parameters) - {"venv"})
+    known = inspect.signature(VecNormalize).parameters.keys() - {"venv"}
+    require_known("library.vec_normalize", normalize or {}, known, _NAME)
     return Told(kind, arguments, combine(base, normalize or {}))
 
 
@@ -131,32 +139,35 @@ def _of_ppo(agent: PpoConfig, num_envs: int) -> dict[str, Any]:
 
 
 def _check_agent(config: TrainConfig) -> None:
-    """Check that nothing is asked for that the library has not; its learning rate is fixed."""
-    agent: AgentConfig = config.agent
-    for name in _WITHOUT[config.algorithm]:
-        value = getattr(agent, name)
-        # The library's temperature is learned at the rate of all else.
-        alike = {type(agent).model_fields[name].default, agent.learning_rate if "learning_rate" in name else None}
-        if value not in alike:
-            raise UsageError(f"agent.{name} {value} is not available with rl_library sb3; leave it out")
+    """Check that nothing is asked for that the library has not, as far as a recipe does not ask for it too."""
+    agent = config.agent
+    without = [*_WITHOUT[config.algorithm]]
+    if isinstance(agent, SacConfig) and agent.temperature_learning_rate != agent.learning_rate:
+        without.append("temperature_learning_rate")  # the library's temperature is learned at the rate of all else
+    require_unchanged(agent, without, "sb3")
+
+
+def left_out(config: TrainConfig, task: Task) -> list[str]:
+    """Return, in words, what of a recipe the library can't follow."""
+    agent, found = config.agent, []
+    if isinstance(agent, PpoConfig) and agent.schedule != "fixed":
+        rate = config.library.get("learning_rate", agent.learning_rate)
+        found.append(f"its learning rate stays at {show(rate)}, whatever agent.schedule {agent.schedule} would make it")
+    if task.num_observations["critic"] != task.num_observations["actor"]:
+        found.append("its critic sees what the actor sees, and not the observations that the task has for critics")
+    return found
 
 
 def _check_given(kind: Any, given: Mapping[str, Any], algorithm: str) -> None:
     own_steps = "n_steps" if algorithm == "ppo" else "train_freq"
     namesakes = _NAMESAKES | {own_steps: "--agent.num_steps_per_env"}
-    _check_names("library", given, inspect.signature(kind).parameters.keys() - set(_OF_CODE))
+    require_known("library", given, inspect.signature(kind).parameters.keys() - set(_OF_CODE), _NAME)
     for name in given:
         if name in namesakes:
             mend = f"use {namesakes[name]}" if namesakes[name] else "leave it out"
             raise UsageError(f"library.{name} {show(given[name])}: lockstep has a name of its own for it; {mend}")
     if not isinstance(given.get("policy_kwargs") or {}, Mapping):
         raise UsageError(f"library.policy_kwargs must be a mapping, not {show(given['policy_kwargs'])}")
-
-
-def _check_names(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise UsageError(f"unknown setting '{where}.{name}' of Stable-Baselines3{nearest(name, known)}")
 
 
 def _activation(name: Any) -> type[nn.Module]:
