@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from lockstep.cli.arguments import is_mapping
 from lockstep.cli.main import main
 from lockstep.cli.train_request import Request, read
 from lockstep.core.config import settings
@@ -244,8 +245,10 @@ def test_help_shows_every_setting_of_the_task_with_its_default(capsys: pytest.Ca
     for argv in (["pendulum", "--help"], ["--task", "pendulum", "-h"], ["--num_envs", "--help", "--task=pendulum"]):
         assert main(["train", *argv]) == 0
         shown = capsys.readouterr().out
-        for name in [*settings(RECIPE), "checkpoint", "resume", "config", "total_envs"]:
-            assert f"--{name} " in shown
+        known = settings(RECIPE)
+        for name in [*known, "checkpoint", "resume", "config", "total_envs"]:
+            of_names = ".NAME" if name in known and is_mapping(known[name]) else ""
+            assert f"--{name}{of_names} " in shown
         assert "of the rod in m (default: 1.0)" in shown
         assert "swing" in shown
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli.arguments import is_mapping
 from lockstep.cli.main import main
 from lockstep.cli.train_request import read
 from lockstep.core import distributions, plugins
+from lockstep.core.config import settings
 from lockstep.core.distributions import Distribution
 from lockstep.core.errors import UsageError
 from lockstep.learn.agent_config import AGENTS
@@ -203,6 +205,15 @@ def test_the_library_may_stand_in_an_overlay_file_and_in_the_config_of_a_run(
     assert read(["--resume", str(run)]).config.algorithm == "sac"
     assert main(["train", "gymnasium/Pendulum-v1", "--rl_library", "sb3", "--algorithm", "sac", "--help"]) == 0
     assert "temperature_learning_rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["gymnasium/CartPole-v1", "envpool/CartPole-v1", "brax/ant"])
+def test_the_help_shows_how_keyword_arguments_are_given(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", task, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, setting in settings(recipe_of(task)).items():
+        assert f"--{name}{'.NAME' if is_mapping(setting) else ''} " in shown
+    assert "--env.kwargs.NAME VALUE" in shown
 
 
 @pytest.mark.parametrize("more", [[], ["--ml_framework", "torch"], ["--ml_framework", "jax"]])

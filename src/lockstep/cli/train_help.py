@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from lockstep.cli.arguments import flag_name
+from lockstep.envs.config import GuestConfig
 from lockstep.learn.config import AGENTS, TrainConfig
 from lockstep.recipes.catalog import DEFAULT_ALGORITHM, TASKS, engines_of, recipe_of
 from lockstep.recipes.libraries import OWN
@@ -53,6 +54,19 @@ class _Options:
     )
 
 
+@dataclass
+class _GuestOptions(_Options):
+    kwargs: Annotated[
+        str | None,
+        tyro.conf.arg(
+            name="env.kwargs.NAME",
+            metavar="VALUE",
+            help="a keyword argument of the library's own maker of the env; dots lead inwards",
+            help_behavior_hint="",
+        ),
+    ] = None
+
+
 def print_help(argv: Sequence[str]) -> None:
     """Print the help for the task and the algorithm named in ``argv``, or for any task.
 
@@ -78,13 +92,14 @@ def print_help(argv: Sequence[str]) -> None:
             f"Train a policy on {task} by {algorithm}: {TASKS.get(task).description}. Engines with {framework}: "
             f"{engines}.{more}"
         )
+    options = _GuestOptions if isinstance(config.env, GuestConfig) else _Options
     with contextlib.suppress(SystemExit):  # tyro exits after printing
         tyro.cli(
-            _Options,
+            options,
             prog="lockstep train [TASK]",
             description=description,
             args=["--help"],
-            default=_Options(settings=config),
+            default=options(settings=config),
             use_underscores=True,
             config=(tyro.conf.FlagConversionOff,),
         )
