@@ -9,6 +9,7 @@ import torch
 
 from lockstep.core.errors import RunError, UsageError
 from lockstep.distributed.torch_comm import SoloComm
+from lockstep.learn.observer import NonFiniteError
 from lockstep.learn.torch import checkpoint
 from lockstep.learn.torch.guest import GuestTraining
 from lockstep.session.torch_policy import load_policy
@@ -61,6 +62,13 @@ def test_numbers_of_ranks_count_by_their_envs(ranks_2: RankPool, num_envs: tuple
 def test_a_loss_that_is_not_finite_names_its_rank_on_all(ranks_2: RankPool, bad_rank: int) -> None:
     results = ranks_2.run(f"{JOBS}:iterate_with", {"library": {"bad_rank": bad_rank}})
     assert results == [{"error": f"loss imitation on rank {bad_rank}", "iteration": 0}] * 2
+
+
+def test_a_parameter_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    training: Any = jobs_guests.training_on(SoloComm())
+    monkeypatch.setattr(training.learner, "merge", lambda: training.policy.layer.bias.data.fill_(torch.inf))
+    with pytest.raises(NonFiniteError, match=r"^policy\.layer\.bias on rank 0$"):
+        training.iterate()
 
 
 def test_the_sentinel_names_what_a_library_lets_drift(ranks_2: RankPool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,11 @@ from lockstep.envs.config import GuestConfig
 from lockstep.recipes.entries import DEFAULT_ALGORITHM as DEFAULT_ALGORITHM
 from lockstep.recipes.entries import TaskEntry as TaskEntry
 from lockstep.recipes.libraries import (
-    LIBRARIES,
     OWN,
     algorithms_of,
     check_algorithm_name,
     check_library,
+    libraries_with,
     require_several,
 )
 from lockstep.recipes.task_registry import TaskRegistry
@@ -97,7 +96,7 @@ def recipe_of(task: str, algorithm: str = DEFAULT_ALGORITHM, rl_library: str = O
         basis = _loaded_recipe(entry, DEFAULT_ALGORITHM)
         return basis.model_copy(update={"algorithm": algorithm, "agent": AGENTS[algorithm]()})
     frameworks = ALGORITHMS if entry.suite is None else (entry.suite.framework,)
-    others = [name for name in _libraries_with(algorithm, frameworks) if name != OWN]
+    others = [name for name in libraries_with(algorithm, frameworks) if name != OWN]
     more = f" (it is with --rl_library {' or '.join(others)})" if others else ""
     raise UsageError(
         f"algorithm {algorithm!r} is not available{more}: task {task} has recipes for {', '.join(recipes)}"
@@ -113,11 +112,6 @@ def _loaded_recipe(entry: TaskEntry, algorithm: str) -> TrainConfig:
 
 def _is_own(algorithm: str) -> bool:
     return any(algorithm in known for known in ALGORITHMS.values())
-
-
-def _libraries_with(algorithm: str, frameworks: Iterable[str]) -> list[str]:
-    """Return the libraries that have a learner of an algorithm for one of these frameworks."""
-    return [name for name in LIBRARIES if any(algorithm in algorithms_of(name).get(each, ()) for each in frameworks)]
 
 
 def engines_of(task: str, ml_framework: str, on_gpu: bool = False) -> tuple[str, ...]:
@@ -235,7 +229,7 @@ def _check_for_suite(config: TrainConfig, suite: Suite) -> None:
     known = algorithms_of(config.rl_library)
     there = f"task {config.task} is for ml_framework {suite.framework}"
     if suite.framework not in known:
-        others = _libraries_with(config.algorithm, (suite.framework,))
+        others = libraries_with(config.algorithm, (suite.framework,))
         mend = f"--rl_library {' or '.join(others)}" if others else "another task"
         raise UsageError(f"{there}, which rl_library {config.rl_library} has no learners for; use {mend}")
     own = known[suite.framework]

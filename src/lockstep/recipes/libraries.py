@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -118,6 +118,11 @@ def algorithms_of(rl_library: str = OWN) -> dict[str, tuple[str, ...]]:
     return {framework: tuple(known) for framework, known in LIBRARIES.get(rl_library).algorithms.items()}
 
 
+def libraries_with(algorithm: str, frameworks: Iterable[str]) -> list[str]:
+    """Return the libraries that have a learner of an algorithm for one of these frameworks."""
+    return [name for name in LIBRARIES if any(algorithm in algorithms_of(name).get(each, ()) for each in frameworks)]
+
+
 def check_algorithm_name(algorithm: str) -> None:
     """Raise UsageError for an algorithm that another library has and that can't be made to fit any task here."""
     if algorithm in _TABULAR:
@@ -186,5 +191,5 @@ def _check_algorithm(config: TrainConfig, library: Library) -> None:
 
 def _others(algorithm: str, framework: str) -> str:
     """Return the flag for the libraries that have a learner of an algorithm for a framework; "" if none has."""
-    names = [name for name in LIBRARIES if algorithm in LIBRARIES.get(name).algorithms.get(framework, {})]
+    names = libraries_with(algorithm, (framework,))
     return f"--rl_library {' or '.join(names)}" if names else ""

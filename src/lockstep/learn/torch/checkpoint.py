@@ -133,7 +133,8 @@ def misfits_in_words(path: object) -> Iterator[None]:
         if is_of_machine or "allocate memory" in str(error):
             raise
         *_, last = str(error).strip().splitlines() or [""]
-        reason = last.strip() if isinstance(error, RuntimeError) else f"{type(error).__name__}: {last.strip()}"
+        words = last.strip().rstrip(".")
+        reason = words if isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}"
         raise UsageError(
             f"checkpoint {path} does not fit agent.* and library.* here ({reason}); use the settings it was made with",
             shared=True,
