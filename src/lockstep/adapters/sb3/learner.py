@@ -64,7 +64,7 @@ class Sb3Learner:
         self.model._setup_learn(self.total_steps, None, True)
         self._callback = CallbackList([])
         self._callback.init_callback(self.model)
-        self._is_stale = self._is_seeded = False
+        self._is_seeded = False
         self.policy = Sb3Policy(self.model.policy, env.task.num_observations["actor"], env.task.action_space)
         self.merge()
 
@@ -77,8 +77,6 @@ class Sb3Learner:
         seed = stream_seed(self.config.seed, f"sb3/iteration {self._iteration}/rank {self._rank}")
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - the library draws from it
-        if self._is_stale:
-            self._look_again()
         if self.config.algorithm == "ppo":
             model.collect_rollouts(model.env, self._callback, model.rollout_buffer, model.n_steps)
             model._update_current_progress_remaining(model.num_timesteps, self.total_steps)
@@ -179,7 +177,7 @@ class Sb3Learner:
         return loaded
 
     def _look_again(self) -> None:
-        """Take up the observations of envs that were put back to where a checkpoint was taken."""
+        """Take up the observations of envs as they are now, by the moments that there are now."""
         model, vec_normalize = self.model, self.vec_normalize
         seen = Sb3Env(self.env).reset() if vec_normalize is None else vec_normalize.venv.reset()
         model._last_obs = seen
@@ -187,7 +185,6 @@ class Sb3Learner:
             assert isinstance(seen, np.ndarray)
             vec_normalize.old_obs = seen
             model._last_obs, model._last_original_obs = vec_normalize.normalize_obs(seen), seen
-        self._is_stale = False
 
     def _statistics(self) -> dict[str, Any]:
         if self.vec_normalize is None:
@@ -199,7 +196,7 @@ class Sb3Learner:
         for name, each in self._statistics().items():
             saved = state["moments"][name]
             each.mean, each.var, each.count = saved["mean"].numpy(), saved["var"].numpy(), saved["count"]
-        self._is_stale = True
+        self._look_again()
         self.merge()
 
     def _has_temperature(self) -> bool:
