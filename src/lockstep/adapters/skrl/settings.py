@@ -12,6 +12,7 @@ from lockstep.core.errors import UsageError, nearest
 from lockstep.core.types import ActionSpace
 from lockstep.learn.agent_config import AgentConfig, PpoConfig, ReplayConfig, SacConfig
 from lockstep.learn.config import TrainConfig
+from lockstep.learn.guest_settings import require_unchanged
 
 OWN_POLICY = ("ppo", "rpo", "a2c", "trpo", "cem")
 """Algorithms that learn from what the policy of the moment has done; the others have a replay."""
@@ -64,8 +65,7 @@ def check_settings(config: TrainConfig, space: ActionSpace, shares: Sequence[int
             "have none; use another one, such as ppo"
         )
     if isinstance(agent, PpoConfig):
-        _refuse(agent.recurrent != "none", "recurrent", agent.recurrent)
-        _refuse(not agent.normalize_advantages, "normalize_advantages", agent.normalize_advantages)
+        require_unchanged(agent, ("recurrent", "recurrent_hidden_dim", "normalize_advantages"), "skrl")
     if algorithm in WITHOUT_CRITIC:
         _refuse_changed(agent, "critic_hidden_dims", algorithm)
     if algorithm in _WITHOUT_CLIPPING:
@@ -78,11 +78,6 @@ def check_settings(config: TrainConfig, space: ActionSpace, shares: Sequence[int
     for rank, share in enumerate(shares):
         if not share:
             raise UsageError(f"rl_library skrl can't train on a rank without envs, as rank {rank} is; give it some")
-
-
-def _refuse(is_asked_for: bool, name: str, value: object) -> None:
-    if is_asked_for:
-        raise UsageError(f"agent.{name} {value} is not available with rl_library skrl; leave it out")
 
 
 def _refuse_changed(agent: AgentConfig, name: str, algorithm: str) -> None:

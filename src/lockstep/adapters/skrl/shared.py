@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
+from lockstep.adapters.spaces import actions_of, observations_of
 from lockstep.core.errors import UsageError, in_one_line, nearest
 from lockstep.core.types import Task
 from lockstep.learn.config import TrainConfig
@@ -29,16 +29,11 @@ def agent_class(framework: str, algorithm: str) -> tuple[Any, dict[str, Any]]:
 
 def spaces_of(task: Task, has_critic: bool) -> dict[str, Space[Any] | None]:
     """Return the library's spaces: its observations are our group ``actor``, its states ``critic``."""
-    space, sizes = task.action_space, task.num_observations
-    actions: Space[Any] = (
-        spaces.Discrete(space.size)
-        if space.kind == "discrete"
-        else spaces.Box(-space.limit, space.limit, (space.size,), np.float32)
-    )
+    sizes = task.num_observations
     return {
-        "observation_space": spaces.Box(-np.inf, np.inf, (sizes["actor"],), np.float32),
-        "state_space": spaces.Box(-np.inf, np.inf, (sizes["critic"],), np.float32) if has_critic else None,
-        "action_space": actions,
+        "observation_space": observations_of(sizes["actor"]),
+        "state_space": observations_of(sizes["critic"]) if has_critic else None,
+        "action_space": actions_of(task.action_space),
     }
 
 
