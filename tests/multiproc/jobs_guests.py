@@ -60,6 +60,7 @@ class LineLearner:
         self.policy = LinePolicy(env.task)
         self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=config.agent.learning_rate)
         self.seen: list[torch.Tensor] = []
+        self.num_updates = 0
 
     def require_ready(self) -> None:
         pass
@@ -87,6 +88,9 @@ class LineLearner:
         imitation = loss.detach() if len(samples) else torch.nan
         # What is told beside the losses may be nothing.
         told = {"line/rank": 1.0 * self.comm.rank, "line/nothing": torch.nan}
+        self.num_updates += 1
+        if self.num_updates > 1 and self.comm.rank == 1:
+            told = {"line/late": 3.0, **told}
         return {"imitation": imitation, "kl": 0.5 + self.comm.rank, "learning_rate": learning_rate, **told}
 
     def merge(self) -> None:

@@ -38,7 +38,9 @@ def test_every_rank_has_rank_0s_beginning_and_the_same_numbers(ranks_2: RankPool
     assert [metrics["env_steps"] for metrics in one["metrics"]] == [16, 32, 48]  # 2 ranks x 2 envs x 4 steps
     assert one["metrics"][0]["kl"] == 1.0  # the mean of 0.5 and 1.5
     assert one["metrics"][0]["line/rank"] == 0.5 and one["metrics"][0]["line/nothing"] is None
-    assert [tag for tag, _ in one["waits"]].count("metrics") == 1
+    assert [metrics.get("line/late", 0.0) for metrics in one["metrics"]] == [0.0, 3.0, 3.0]  # of rank 1 alone
+    tags = [tag for tag, _ in one["waits"]]
+    assert tags.count("metrics") == 1 and "names of metrics" not in tags  # by the third iteration
     assert one["metrics"][2]["loss/imitation"] < one["metrics"][0]["loss/imitation"]
     assert "all_reduce" in [tag for tag, _ in one["waits"]]
 

@@ -35,7 +35,7 @@ from lockstep.learn.resuming import (
     require_task,
 )
 from lockstep.learn.torch import checkpoint, loop, sharding
-from lockstep.learn.torch.guest_reporting import first_nonfinite, own_row, share
+from lockstep.learn.torch.guest_reporting import first_nonfinite, gather, own_row, share
 from lockstep.learn.torch.networks import Memory
 from lockstep.learn.torch.reporting import OwnIteration, steps_since
 from lockstep.learn.torch.training import place_among_envs
@@ -107,9 +107,9 @@ class GuestLearner(Protocol):
     def update(self) -> Mapping[str, Number]:
         """Learn from it; return the losses and the like of this rank, means over its samples, by name.
 
-        The names, and their order, are the same on every rank; there are none where nothing was learned yet. ``kl`` and
-        ``learning_rate`` are known to the display. A loss that is not finite ends the training; what has a "/" in its
-        name is told beside the losses, and may be NaN where there is nothing. A rank without envs may tell anything.
+        ``kl`` and ``learning_rate`` are names that the display knows. None where nothing was learned yet. A loss that
+        is not finite ends the training; what has a "/" in its name is told beside the losses, and may be NaN where
+        there is nothing. A rank without envs may tell anything.
         """
 
     def merge(self) -> None:
@@ -171,6 +171,7 @@ class GuestTraining:
         self.stop_agreed: StopReason | None = None
         self.save_agreed = False
         self.own_times: OwnTimes | None = None
+        self._names: tuple[str, ...] = ()  # of losses that a rank has told of so far, the same on all
         with guest_group(comm):
             with _said_once(), torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(stream_seed(config.seed, "policy"))
@@ -236,10 +237,9 @@ class GuestTraining:
             stop=stop_requested(),
             save_due=save_due(),
         )
-        row = own_row(self.env, own, losses, self.replicated_state())
-        metrics, self.stop_agreed, self.save_agreed, is_bad = share(
-            self.env, self.comm.gather(row, "metrics"), tuple(losses)
-        )
+        row = own_row(self.env, own, losses, self.replicated_state(), self._names)
+        table, self._names = gather(row, losses, self._names, self.comm)
+        metrics, self.stop_agreed, self.save_agreed, is_bad = share(self.env, table, self._names)
         waits += self.comm.take_waits()
         self.own_times = OwnTimes({"rollout": rollout_s, "update": update_s}, tuple(waits))
         if is_bad:
