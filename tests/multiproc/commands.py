@@ -22,6 +22,8 @@ SMALL = (
     "--agent.actor_hidden_dims", "16", "--agent.critic_hidden_dims", "16", "--agent.recurrent_hidden_dim", "8",
     "--evaluation.interval", "0", "--logger", "none", "--device", "cpu",
 )  # fmt: skip
+SMALL_WITHOUT_MEMORY = (*SMALL[:10], *SMALL[12:])
+"""For learners that know of no memory, and refuse its width."""
 TIMEOUT_S = 180.0
 """For whatever has no bound of its own."""
 LOGS = Path("logs")

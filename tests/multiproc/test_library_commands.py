@@ -11,11 +11,14 @@ import torch
 
 import lockstep
 from lockstep.cli.main import main
-from tests.multiproc.commands import LOGS, SMALL, metrics_of, only_run, progress_of
+from tests.multiproc.commands import LOGS, SMALL_WITHOUT_MEMORY, metrics_of, only_run, progress_of
 
 TASK = "cartpole_balance"
 LIBRARIES = [("rsl_rl",), ("rl_games",), ("skrl",), ("skrl", "--ml_framework", "jax"), ("sb3",)]
-OF_REPLAY = ("--num_envs", "4", "--agent.learning_starts", "16", "--agent.batch_size", "16", *SMALL[2:4], *SMALL[-6:])
+OF_REPLAY = (
+    *("--num_envs", "4", "--agent.num_steps_per_env", "8", "--agent.learning_starts", "16", "--agent.batch_size", "16"),
+    *("--evaluation.interval", "0", "--logger", "none", "--device", "cpu"),
+)
 
 
 @pytest.fixture(scope="module", params=LIBRARIES, ids=" ".join)
@@ -24,7 +27,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp(request.param[0])
     library: Sequence[str] = request.param
     total = ("--max_iterations", "2", "--log_root", str(folder))
-    assert main(["train", TASK, *SMALL, "--rl_library", *library, *total]) == 0
+    assert main(["train", TASK, *SMALL_WITHOUT_MEMORY, "--rl_library", *library, *total]) == 0
     return only_run(TASK, folder)
 
 
@@ -51,7 +54,7 @@ def test_what_is_exported_decides_as_the_policy_that_is_loaded(run: Path) -> Non
     assert main(["export", "--run", str(run), "--format", "torchscript"]) == 0
     described = json.loads((run / "export" / "policy.json").read_text())
     assert described["task"] == TASK
-    exported = torch.jit.load(str(run / "export" / "policy.pt"))  # type: ignore[no-untyped-call]
+    exported = torch.jit.load(str(run / "export" / "policy.pt"))
     observations = torch.randn((6, 5), generator=torch.Generator().manual_seed(1))
     actions: Any = lockstep.load_policy(run, device="cpu")(observations)
     np.testing.assert_allclose(exported(observations).numpy(), np.asarray(actions), rtol=1e-4, atol=1e-5)
@@ -69,9 +72,9 @@ def test_it_goes_on(run: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("gymnasium/Pendulum-v1", *SMALL, "--agent.num_mini_batches", "4", "--rl_library", "rsl_rl"),
-        ("gymnasium/CartPole-v1", *SMALL, "--rl_library", "rl_games"),
-        ("gymnasium/CartPole-v1", *SMALL, "--rl_library", "skrl"),
+        ("gymnasium/Pendulum-v1", *SMALL_WITHOUT_MEMORY, "--agent.num_mini_batches", "4", "--rl_library", "rsl_rl"),
+        ("gymnasium/CartPole-v1", *SMALL_WITHOUT_MEMORY, "--rl_library", "rl_games"),
+        ("gymnasium/CartPole-v1", *SMALL_WITHOUT_MEMORY, "--rl_library", "skrl"),
         ("gymnasium/Pendulum-v1", *OF_REPLAY, "--rl_library", "sb3", "--algorithm", "td3"),
     ],
     ids=lambda words: f"{words[-1]} {words[0]}",

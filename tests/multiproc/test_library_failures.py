@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiproc.commands import LOGS, SMALL, Command, metrics_of, num_recorded, only_run, progress_of
+from tests.multiproc.commands import (
+    LOGS,
+    SMALL_WITHOUT_MEMORY,
+    Command,
+    metrics_of,
+    num_recorded,
+    only_run,
+    progress_of,
+)
 
 TASK = "cartpole_balance"
 BOUND_S = 30.0
@@ -22,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 )
 def test_a_killed_rank_ends_the_job_with_its_name(library: tuple[str, ...]) -> None:
     job = Command(
-        *("train_multigpu", TASK, *SMALL, "--num_gpus", "2", "--max_iterations", "1000000"),
+        *("train_multigpu", TASK, *SMALL_WITHOUT_MEMORY, "--num_gpus", "2", "--max_iterations", "1000000"),
         *("--rl_library", *library),
         stdout=subprocess.DEVNULL,
         environment={"XDG_CACHE_HOME": str(Path("cache").absolute()), "COLUMNS": "120"},

@@ -8,6 +8,7 @@ import torch
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
+from lockstep.adapters.spaces import actions_of, observations_of
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Observations
 from lockstep.envs.torch_env import TorchEnv
@@ -43,14 +44,11 @@ class Border:
 
     def box(self, group: str) -> spaces.Box:
         """Return the space of one env's observations of a group."""
-        return spaces.Box(-np.inf, np.inf, (self._env.task.num_observations[group],), np.float32)
+        return observations_of(self._env.task.num_observations[group])
 
     def action_space(self) -> Space[Any]:
         """Return the space of one env's action: up to where the task clips it, or the numbers of its choices."""
-        space = self._env.task.action_space
-        if space.kind == "discrete":
-            return spaces.Discrete(space.size)
-        return spaces.Box(-space.limit, space.limit, (space.size,), np.float32)
+        return actions_of(self._env.task.action_space)
 
     def actions(self, actions: Any) -> torch.Tensor:
         """Return a copy of actions, a row for each env, as the env takes them.

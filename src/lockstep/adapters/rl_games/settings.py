@@ -28,6 +28,9 @@ def params_of(config: TrainConfig, task: Task, num_envs: int, sees_more: bool) -
     optimizer of its own at a fixed learning rate; ``library.config.central_value_config: false`` leaves it out. Else
     actor and critic are two networks of one model (``separate: true``).
 
+    ``kl_threshold`` is ``agent.desired_kl``, though rl_games compares it with the divergence from one pass over the
+    rollout to the next, and not from the policy that made the rollout.
+
     Args:
         config: of the run.
         task: has the action space.

@@ -42,7 +42,7 @@ class InStepDistillation(Distillation):  # type: ignore[misc]
     def update(self) -> dict[str, Number]:
         """Run the update; return RSL-RL's mean loss of this rank, and ``learning_rate``."""
         memory = self.teacher.get_hidden_state()
-        losses: dict[str, Number] = super().update() if self.storage.num_envs else self._update_without_envs()
+        losses: dict[str, Number] = super().update()  # of a rank without envs means over nothing
         self.teacher.reset(hidden_state=memory)
         self.last_hidden_states = (self.last_hidden_states[0], None)
         return losses | {"learning_rate": self.learning_rate}
@@ -50,7 +50,3 @@ class InStepDistillation(Distillation):  # type: ignore[misc]
     def reduce_parameters(self) -> None:
         """Average the gradients over all envs."""
         average_gradients(self.student, self.storage.num_envs, comm=self.comm)
-
-    def _update_without_envs(self) -> dict[str, Number]:
-        super().update()
-        return {}  # a mean over nothing

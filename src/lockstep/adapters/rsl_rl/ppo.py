@@ -115,9 +115,7 @@ class InStepPPO(PPO):  # type: ignore[misc]
         if self.normalize_advantages:
             self._normalize_advantages()
         self._kls = []
-        losses: dict[str, Number] = super().update()
-        if not self.num_samples:
-            losses = {}  # means over nothing
+        losses: dict[str, Number] = super().update()  # of a rank without envs means over nothing
         if self._kls:
             losses["kl"] = sum(self._kls) / len(self._kls)
         return losses | {"learning_rate": self.learning_rate}

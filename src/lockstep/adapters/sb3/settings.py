@@ -34,7 +34,9 @@ _NAMESAKES = {"seed": "--seed", "device": "--device", "verbose": "", "tensorboar
 _OF_CODE = ("env", "policy", "replay_buffer_class", "rollout_buffer_class", "stats_window_size", "_init_setup_model")
 # Of ``agent``, by algorithm: what the library has no counterpart for.
 _WITHOUT = {
-    "ppo": ("recurrent", "desired_kl", "min_learning_rate", "max_learning_rate", "chunk_size"),
+    "ppo": (
+        *("recurrent", "recurrent_hidden_dim", "desired_kl", "min_learning_rate", "max_learning_rate", "chunk_size"),
+    ),
     "sac": ("max_grad_norm",),
     "td3": ("max_grad_norm",),
 }
