@@ -193,6 +193,19 @@ def test_batches_that_do_not_fit_the_envs(argv: list[str], words: str) -> None:
     assert words in refused(*SAC, *argv)
 
 
+@pytest.mark.parametrize(
+    ("rl_library", "algorithm", "framework"),
+    [("lockstep", "sac", "jax"), ("skrl", "sac", "torch"), ("sb3", "sac", "torch"), ("skrl", "ppo", "torch")],
+)
+def test_a_library_trains_with_the_framework_that_it_names_first(
+    rl_library: str, algorithm: str, framework: str
+) -> None:
+    flags = ("--rl_library", rl_library, "--algorithm", algorithm)
+    assert read(["cartpole_balance", *flags]).config.ml_framework == framework
+    if rl_library == "skrl":
+        assert read(["cartpole_balance", *flags, "--ml_framework", "jax"]).config.ml_framework == "jax"
+
+
 def test_envs_that_share_a_sample_stay_together() -> None:
     assert "num_envs 1022 of a rank is not divisible by 4" in refused(*SAC, "--num_envs", "1022,2", world_size=2)
     assert shares(*SAC, "--num_envs", "1020,4", world_size=2) == (1020, 4)

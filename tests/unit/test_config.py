@@ -166,7 +166,8 @@ def test_what_is_wrong_is_said_in_one_line(overrides: dict[str, Any], words: lis
 
 def test_the_words_of_a_validator_of_ours_reach_the_user_as_they_are() -> None:
     assert refused({"num_envs": 510}) == (
-        "num_envs 510 is not divisible by agent.num_mini_batches 4; use --num_envs 508 or 512"
+        "num_envs 510 is not divisible by agent.num_mini_batches 4; use --num_envs 508 or 512, or "
+        "--agent.num_mini_batches 2"
     )
 
 

@@ -345,15 +345,19 @@ def test_a_training_learns_is_resumed_and_played(
 def test_an_env_may_be_named_with_the_module_that_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("nowhere")  # so that what is put on the path is taken off again
-    code = "import gymnasium\nfrom tests.unit.guest_fixtures import Counting\n"
+    code = "import gymnasium\nfrom tests.unit import guest_fixtures\nclass Counting(guest_fixtures.Counting): ...\n"
     code += "gymnasium.register('OfAModule-v3', entry_point=Counting, max_episode_steps=7)\n"
     Path("registers_envs.py").write_text(code)
     config = make_config("gymnasium/registers_envs:OfAModule-v3", device="cpu")
     env = build_env(config, num_envs=4)
     assert env.config.max_episode_steps == 7
     assert env.observations["actor"].shape == (4, 2)
-    with pytest.raises(UsageError, match="can't find env 'no_module:OfAModule-v3': ModuleNotFoundError"):
+    with pytest.raises(UsageError, match="is in no module 'no_module'; run lockstep in the folder of no_module, or"):
         specs.check("no_module:OfAModule-v3")
+    with pytest.raises(UsageError, match="no env 'OfAModul-v3'; did you mean 'OfAModule-v3'"):
+        specs.check("registers_envs:OfAModul-v3")
+    with pytest.raises(UsageError, match=r"no env 'Hopper-v9'; registers_envs registers .*OfAModule-v3"):
+        specs.check("registers_envs:Hopper-v9")
     with pytest.raises(UsageError, match="knows no env 'Elsewhere/Thing-v0'; one that a module registers"):
         specs.check("Elsewhere/Thing-v0")
 

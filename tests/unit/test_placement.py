@@ -13,12 +13,13 @@ from lockstep.session.placement import compare, describe_rank
 from tests.unit.learner_fixtures import small_config
 
 CPU = torch.device("cpu")
-COMPARED = ("lockstep", "torch", "git", "config")
+COMPARED = ("lockstep", "torch", "library", "git", "config")
 
 
 def ranks_of(**of_rank_2: Any) -> list[dict[str, Any]]:
     """Return what three ranks of one job say, with some of it changed on the last."""
     alike = {"lockstep": "1.2", "torch": "2.13", "git": "abc", "config": {"seed": 1, "agent": {"gamma": 0.9}}}
+    alike["library"] = "skrl is version 2.1.1"
     made = [{"rank": rank, "host": f"node{rank}", "pid": 40 + rank, "cores": [rank], **alike} for rank in range(3)]
     made[2] |= of_rank_2
     return made
@@ -29,6 +30,7 @@ def ranks_of(**of_rank_2: Any) -> list[dict[str, Any]]:
     [
         ("lockstep", "there lockstep is version other, here 1.2"),
         ("torch", "there torch is version other, here 2.13"),
+        ("library", "there other, here skrl is version 2.1.1"),
         ("git", "there lockstep's checkout is at other, here abc"),
     ],
 )

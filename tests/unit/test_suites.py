@@ -150,7 +150,7 @@ def test_an_env_whose_library_is_missing_is_refused_before_it_is_looked_up(monke
     [
         (["--ml_framework", "jax"], "is for ml_framework torch, not jax; use --ml_framework torch"),
         (["--engine", "mujoco"], "has physics of its own; leave --engine out"),
-        (["--video"], "has no MuJoCo model, so there is nothing of it to be seen; leave --video and --viewer out"),
+        (["--video"], "is an env of another library, and films are of lockstep's own tasks; leave --video and"),
         (["--env.decimation", "4"], "env: decimation 4 is not to be had: the env has physics of its own"),
         (
             ["--algorithm", "sac"],

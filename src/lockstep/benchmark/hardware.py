@@ -83,7 +83,7 @@ def gpu_of(device: str, gpus: Sequence[Gpu], mask: str | None, device_order: str
 def installed(gpus: Sequence[Gpu]) -> Versions:
     """Return what is installed here. Frameworks are asked only if they are loaded."""
     packages: dict[str, str | None] = dict(versions())
-    for name in ("jaxlib", "mujoco-mjx", "warp-lang", "mujoco-warp", "genesis-world", "rsl-rl-lib", "rl-games", "skrl"):
+    for name in ("jaxlib", "mujoco-mjx", "warp-lang", "mujoco-warp", "genesis-world"):
         try:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -10,12 +10,14 @@ from lockstep.benchmark.summary import lines_of
 from lockstep.core.errors import UsageError
 from lockstep.core.files import is_folder, require_place, require_regular
 from lockstep.learn.config import TrainConfig
+from lockstep.recipes.libraries import OWN
 
 
 def default_path(config: TrainConfig, kind: Kind, num_ranks: int) -> Path:
     """Return a name of its own for the bundle of a benchmark that begins now."""
     task = config.task.replace("/", "_")  # of suites it has a slash
-    what = f"{kind}_{task}_{config.ml_framework}_{num_ranks}_rank{'s' if num_ranks > 1 else ''}"
+    library = "" if config.rl_library == OWN else f"{config.rl_library}_"
+    what = f"{kind}_{task}_{library}{config.ml_framework}_{num_ranks}_rank{'s' if num_ranks > 1 else ''}"
     return Path(config.log_root) / "benchmark" / f"{what}_{datetime.now():%Y-%m-%d_%H-%M-%S-%f}.json"
 
 

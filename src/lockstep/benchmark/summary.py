@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from lockstep.benchmark.schema import Bundle, Runtime, Startup
 from lockstep.benchmark.units import duration, quantity
+from lockstep.recipes.libraries import OWN
 
 _NUM_FUNCTIONS = 5
 _FAR = 1.25
@@ -16,7 +17,8 @@ def lines_of(bundle: Bundle) -> Iterator[str]:
     count = len(bundle.ranks)
     nodes = f" on {bundle.num_nodes} nodes" if bundle.num_nodes > 1 else ""
     ranks = f"{count} rank{'s' if count > 1 else ''}{nodes}"
-    yield f"{bundle.kind}: {run.task}, {run.ml_framework}, {ranks}, {_envs(bundle)}, on {run.device}"
+    library = "" if run.rl_library == OWN else f"{run.rl_library} with "
+    yield f"{bundle.kind}: {run.task}, {library}{run.ml_framework}, {ranks}, {_envs(bundle)}, on {run.device}"
     if bundle.runtime is not None:
         yield from _runtime(bundle.runtime)
     if bundle.startup is not None:

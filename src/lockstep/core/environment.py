@@ -22,6 +22,18 @@ _DISTRIBUTIONS = {
     "mujoco": "mujoco",
     "numpy": "numpy",
 }
+_LIBRARIES = (
+    "rsl-rl-lib",
+    "rl-games",
+    "skrl",
+    "stable-baselines3",
+    "gymnasium",
+    "envpool",
+    "brax",
+    "gymnax",
+    "playground",
+)
+"""Other people's learners and envs, named where they are installed."""
 
 
 def describe() -> dict[str, Any]:
@@ -43,14 +55,20 @@ def describe() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the installed version of each package that shapes a result, None for one that is not installed."""
-    found: dict[str, str | None] = {}
-    for name, distribution in _DISTRIBUTIONS.items():
-        try:
-            found[name] = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    """Return the installed version of each package that shapes a result.
+
+    None stands for one that is not installed; learners and envs of others are left out then.
+    """
+    found = {name: _version(distribution) for name, distribution in _DISTRIBUTIONS.items()}
+    others = {name: _version(name) for name in _LIBRARIES}
+    return found | {name: version for name, version in others.items() if version is not None}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

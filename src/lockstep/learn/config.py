@@ -1,5 +1,6 @@
 """Settings of a training: the evaluation's, the checkpoints', and the whole (``TrainConfig``), ``agent`` among them."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -124,9 +125,10 @@ class TrainConfig(Config):
         shares = (self.num_envs,) if isinstance(self.num_envs, int) else self.num_envs
         for share in shares:
             if share % block:
+                setting = self.agent.block_setting()
                 raise ValueError(
-                    f"num_envs {share} is not divisible by {self.agent.block_setting()}; "
-                    f"use --num_envs {nearest_multiples(share, block)}"
+                    f"num_envs {share} is not divisible by {setting}; use --num_envs "
+                    f"{nearest_multiples(share, block)}, or --{setting.partition(' ')[0]} {math.gcd(share, block)}"
                 )
         return self
 

@@ -13,6 +13,7 @@ from lockstep.envs.config import GuestConfig
 from lockstep.recipes.entries import DEFAULT_ALGORITHM as DEFAULT_ALGORITHM
 from lockstep.recipes.entries import TaskEntry as TaskEntry
 from lockstep.recipes.libraries import (
+    LIBRARIES,
     OWN,
     algorithms_of,
     check_algorithm_name,
@@ -89,7 +90,7 @@ def recipe_of(task: str, algorithm: str = DEFAULT_ALGORITHM, rl_library: str = O
     recipes = entry.recipes
     check_algorithm_name(algorithm)
     if algorithm in recipes:
-        return _loaded_recipe(entry, algorithm)
+        return _in_framework_of(rl_library, _loaded_recipe(entry, algorithm), entry)
     from lockstep.learn.agent_config import AGENTS
 
     if algorithm in AGENTS and (rl_library != OWN or not _is_own(algorithm)):
@@ -101,6 +102,17 @@ def recipe_of(task: str, algorithm: str = DEFAULT_ALGORITHM, rl_library: str = O
     raise UsageError(
         f"algorithm {algorithm!r} is not available{more}: task {task} has recipes for {', '.join(recipes)}"
     )
+
+
+def _in_framework_of(rl_library: str, recipe: TrainConfig, entry: TaskEntry) -> TrainConfig:
+    """Return a recipe for a library that is not ours: in the first framework that it has the algorithm for.
+
+    The recipe itself goes by what lockstep's own learners have, as SAC in JAX alone.
+    """
+    if rl_library == OWN or entry.suite is not None or rl_library not in LIBRARIES:
+        return recipe
+    frameworks = [name for name, known in LIBRARIES.get(rl_library).algorithms.items() if recipe.algorithm in known]
+    return recipe.model_copy(update={"ml_framework": frameworks[0]}) if frameworks else recipe
 
 
 def _loaded_recipe(entry: TaskEntry, algorithm: str) -> TrainConfig:
@@ -156,8 +168,12 @@ def require_model(config: TrainConfig) -> Path:
     Raises:
         UsageError: the task has none, so there is nothing to be seen of it.
     """
-    # To make a guest can take seconds, and occupy devices before it is time to.
-    path = make_task(config).model_path if TASKS.get(config.task).suite is None else None
+    if TASKS.get(config.task).suite is not None:
+        raise UsageError(
+            f"task {config.task} is an env of another library, and films are of lockstep's own tasks; leave --video "
+            "and --viewer out"
+        )
+    path = make_task(config).model_path
     if path is None:
         raise UsageError(
             f"task {config.task} has no MuJoCo model, so there is nothing of it to be seen; leave --video and --viewer "

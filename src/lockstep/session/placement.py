@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.core.environment import git_of_lockstep, versions
 from lockstep.core.errors import UsageError
 from lockstep.distributed.topology import from_environment
+from lockstep.recipes.libraries import library_of
 
 if TYPE_CHECKING:
     from lockstep.learn.config import TrainConfig
@@ -18,6 +19,7 @@ _ALIKE = {
     "lockstep": "lockstep is version {}",
     "torch": "torch is version {}",
     "jax": "jax is version {}",
+    "library": "{}",
     "git": "lockstep's checkout is at {}",
     "config": "",
 }
@@ -42,10 +44,18 @@ def describe_rank(config: TrainConfig | None, device: object, framework: str = "
         "working_folder": str(Path.cwd()),
         "lockstep": installed["lockstep"],
         framework: installed[framework],
+        "library": None if config is None else _library_in_words(config, installed),
         # None also stands for a git that did not answer in time, which says nothing.
         "git": None if git is None else f"{git['commit']}{' with changes' if git['dirty'] else ''}",
         "config": {} if config is None else config.model_dump(mode="json"),
     }
+
+
+def _library_in_words(config: TrainConfig, installed: dict[str, str | None]) -> str | None:
+    """Return which version of another library learns here; None: lockstep's own does, or it is not installed."""
+    distribution = library_of(config).distribution
+    version = None if distribution is None else installed.get(distribution.name)
+    return None if distribution is None or version is None else f"{distribution.name} is version {version}"
 
 
 def compare(ranks: list[dict[str, Any]]) -> None:

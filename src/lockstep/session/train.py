@@ -23,6 +23,7 @@ from lockstep.distributed.stopping import ending_in_time
 from lockstep.distributed.timeouts import alone_s
 from lockstep.distributed.topology import from_environment, require_launcher, start_from_environment
 from lockstep.recipes.catalog import TASKS, check_distributed, check_offered, check_processes, note_of
+from lockstep.recipes.libraries import OWN
 from lockstep.session import clip
 from lockstep.session.attempts import Found, Resume, attempt_info, look, ways_to_start
 from lockstep.session.film import check_rendering
@@ -117,8 +118,10 @@ def train(config: TrainConfig, checkpoint: Path | None = None, resume: Resume = 
 
 def _in_words(config: TrainConfig, num_envs: int, team: Team, engine: object, path: Path) -> str:
     """Return what trains where, in one line."""
+    library = config.rl_library
+    learner = "" if library == OWN else f"by {config.algorithm} of {library} with {config.ml_framework} "
     return (
-        f"{config.task}: {num_envs} envs on {team.in_words}, physics by {type(engine).__name__}, learning on "
+        f"{config.task}: {num_envs} envs on {team.in_words}, physics by {type(engine).__name__}, learning {learner}on "
         f"{team.device}, in {path}"
     )
 

@@ -63,7 +63,15 @@ def spec_of(env_id: str) -> registration.EnvSpec:
             importlib.import_module(module)
         return gymnasium.spec(name)
     except gymnasium.error.UnregisteredEnv:
-        raise UsageError(f"Gymnasium knows no env {name!r}{_guess(name) or _REGISTERED}") from None
+        guess = _guess_in(module, name) if module else _guess(name) or _REGISTERED
+        raise UsageError(f"Gymnasium knows no env {name!r}{guess}") from None
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise UsageError(f"Gymnasium can't find env {env_id!r}: {in_one_line(error)}") from error
+        raise UsageError(
+            f"task gymnasium/{env_id} is in no module {module!r}; run lockstep in the folder of {error.name}, or "
+            "install its package"
+        ) from None
     except Exception as error:
         raise UsageError(f"Gymnasium can't find env {env_id!r}: {in_one_line(error)}") from error
 
@@ -170,6 +178,18 @@ def _step_duration_s(env: gymnasium.Env[Any, Any]) -> float:
             return float(value)
     frames_per_s = env.metadata.get("render_fps")
     return 1.0 / float(frames_per_s) if isinstance(frames_per_s, int | float) and frames_per_s > 0 else 0.0
+
+
+def _guess_in(module: str, name: str) -> str:
+    """Return which env of a module was meant: the nearest of those that are made by code of its package."""
+    package = module.partition(".")[0]
+    own = [env_id for env_id, spec in registration.registry.items() if _package_of(spec) == package]
+    return nearest(name, own) or f"; {module} registers {', '.join(own) or 'none'}"
+
+
+def _package_of(spec: registration.EnvSpec) -> str:
+    made_by = spec.entry_point
+    return (made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")).partition(":")[0].split(".")[0]
 
 
 def _guess(env_id: str) -> str:
