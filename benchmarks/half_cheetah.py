@@ -7,8 +7,8 @@ know are handed to it. A seed whose run is finished under ``--log_root`` already
 be made in several goes. With ``--save`` picture and numbers go to ``benchmarks/guests/half_cheetah.{png,json}``,
 otherwise to a temporary folder that is named at the end.
 
-What counts, as in the figures of others, is the mean return of the episodes that ended in the last 100 000 env steps of
-the training, actions sampled. The exit code is 1 if the mean over seeds is not among what others report.
+What counts, as in most figures of others, is the mean return of the episodes that ended in the last 100 000 env steps
+of the training, actions sampled. The exit code is 1 if the mean over seeds is not among what others report.
 """
 
 import argparse
@@ -26,7 +26,6 @@ import matplotlib
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_curves import records_of, train
 
-from lockstep.core.environment import describe
 from lockstep.core.runs import progress_of
 
 matplotlib.use("Agg")
@@ -34,27 +33,39 @@ matplotlib.use("Agg")
 HERE = Path(__file__).parent
 TASK = "gymnasium/HalfCheetah-v5"
 LAST_STEPS = 100_000
+_TIANSHOU = (
+    "https://github.com/thu-ml/tianshou/blob/1da9b86cbaca85959a396abe999593cb565d3670/examples/mujoco/README.md#ppo"
+)
 PUBLISHED: tuple[dict[str, Any], ...] = (
     {
-        "who": "CleanRL, ppo_continuous_action, HalfCheetah-v4, 1M steps",
+        "who": "CleanRL, ppo_continuous_action, v4",
         "mean": 1442.64,
         "deviation": 46.03,
         "address": "https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_continuous_actionpy",
     },
+    {"who": "Spinning Up (PyTorch), v3, from its plot", "mean": 1670.0, "deviation": None, "address": _TIANSHOU},
+    {"who": "OpenAI Baselines, v1, from its plot", "mean": 1700.0, "deviation": None, "address": _TIANSHOU},
     {
-        "who": "PPO in Fujimoto et al. 2018 (TD3), table 1, HalfCheetah-v1, 1M steps",
+        "who": "PPO in Fujimoto et al. 2018 (TD3), table 1, v1",
         "mean": 1795.43,
         "deviation": None,
         "address": "https://arxiv.org/abs/1802.09477",
     },
     {
-        "who": "CleanRL, ppo_fix_continuous_action (time limits bootstrapped), HalfCheetah-v4, seed 2 of 5",
+        "who": "CleanRL, ppo_fix_continuous_action (time limits bootstrapped), v4, seed 2 of 5",
         "mean": 1867.07,
         "deviation": 47.73,
         "address": "https://huggingface.co/sdpkjc/HalfCheetah-v4-ppo_fix_continuous_action-seed2",
     },
+    {
+        "who": "ikostrikov/pytorch-a2c-ppo-acktr-gail, v2, from its plot",
+        "mean": 3120.0,
+        "deviation": None,
+        "address": _TIANSHOU,
+    },
+    {"who": "Tianshou, v3, 10 seeds, the best evaluation", "mean": 5783.9, "deviation": 1244.0, "address": _TIANSHOU},
 )
-"""Means and standard deviations as they stand there; read on 2026-12-01."""
+"""PPO on HalfCheetah after 1M env steps: means and standard deviations as they stand there; read on 2026-12-01."""
 
 
 def finished_run(log_root: Path, seed: int) -> Path | None:
@@ -75,16 +86,16 @@ def draw(runs: dict[int, list[dict[str, Any]]], path: Path) -> None:
     """Draw the training's returns over env steps, and lines where others end."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for seed, records in runs.items():
+    figure, axes = pyplot.subplots(figsize=(10, 4.5), layout="constrained")
+    for number, (seed, records) in enumerate(runs.items()):
         finished = [record for record in records if record["mean_return"] is not None]
-        steps = [record["env_steps"] / 1e6 for record in finished]
-        axes.plot(steps, [record["mean_return"] for record in finished], label=f"seed {seed}", linewidth=1)
-    for published, style in zip(PUBLISHED, ("--", ":", "-."), strict=True):
-        axes.axhline(published["mean"], color="0.4", linestyle=style, linewidth=1, label=published["who"])
+        steps, returns = zip(*((each["env_steps"] / 1e6, each["mean_return"]) for each in finished), strict=True)
+        axes.plot(steps, returns, label=f"seed {seed}", linewidth=1.5, color=str(0.6 * number / len(runs)))
+    for number, published in enumerate(PUBLISHED):
+        axes.axhline(published["mean"], color=f"C{number}", linestyle=":", linewidth=1, label=published["who"])
     axes.set(title=f"{TASK}, PPO: episodes of the training", xlabel="million env steps", ylabel="mean return")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="x-small")
+    axes.legend(frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
@@ -131,10 +142,11 @@ def main() -> int:
     arguments, extra = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp(prefix="half_cheetah_"))
     log_root = arguments.log_root or folder / "logs"
-    about = describe()
-    runs = {}
+    runs, about = {}, dict[str, Any]()
     for seed in (int(seed) for seed in arguments.seeds.split(",")):
-        runs[seed] = records_of(finished_run(log_root, seed) or train(TASK, seed, log_root, extra))
+        run = finished_run(log_root, seed) or train(TASK, seed, log_root, extra)
+        runs[seed] = records_of(run)
+        about = json.loads((run / "run.json").read_text())
     target = HERE / "guests" if arguments.save else folder
     target.mkdir(exist_ok=True)
     draw(runs, target / "half_cheetah.png")
