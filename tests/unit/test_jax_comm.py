@@ -113,17 +113,18 @@ def test_a_process_alone_gets_its_own_back() -> None:
     assert (found["a"][1], found["d"]) == ({"b": None, "c": "text"}, 1.5)
 
 
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])  # as it computes, or as an array is read
 @pytest.mark.parametrize(
     "words",
     ["UNKNOWN: Gloo all-reduce failed: Connection closed by peer [10.0.0.2]", "UNAVAILABLE: Socket closed\nmore"],
 )
-def test_what_jax_says_of_a_lost_process_is_one_line(words: str) -> None:
+def test_what_jax_says_of_a_lost_process_is_one_line(words: str, kind: type[Exception]) -> None:
     with pytest.raises(RunError) as caught, lost_processes_in_words("an iteration"):
-        raise jax.errors.JaxRuntimeError(words)
+        raise kind(words)
     assert str(caught.value).startswith(f"{LOST_A_RANK} an iteration ({words.splitlines()[0]}); it has ended")
     assert "\n" not in str(caught.value)
-    with pytest.raises(jax.errors.JaxRuntimeError), lost_processes_in_words("an iteration"):
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+    with pytest.raises(kind), lost_processes_in_words("an iteration"):
+        raise kind("INTERNAL: something else")
 
 
 ABORTING = """

@@ -193,7 +193,7 @@ def lost_processes_in_words(tag: str) -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter where an array is read on the host
         reason = str(error).strip().partition("\n")[0]
         if not any(sign in reason for sign in _SIGNS_OF_LOSS):
             raise
