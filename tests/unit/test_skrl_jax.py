@@ -330,6 +330,8 @@ def test_settings_that_it_has_no_use_for_are_refused_before_the_start(settings: 
         ({"library": {"learning_rate_scheduler": "KLAdaptivLR"}}, "'KLAdaptivLR' is not known; did you mean"),
         ({"library": {"observation_preprocessor": "Scaler"}}, "library.observation_preprocessor 'Scaler' is not known"),
         ({"library": {"learning_rate_scheduler_kwargs": {"kl_treshold": 1.0}}}, "library has something that skrl"),
+        ({"library": {"mini_batches": 1.5}}, "library.mini_batches must be a whole number from 1 to 64, .*, not 1.5"),
+        ({"library": {"mini_batches": 65}}, "library.mini_batches must be .* as many as a rank has samples, not 65"),
     ],
 )
 def test_what_the_library_does_not_know_is_refused(settings: dict[str, Any], words: str) -> None:

@@ -92,7 +92,7 @@ def test_numbers_of_a_replay_are_told_by_env_step_of_each_env() -> None:
         ("library.random_timesteps is agent.learning_starts", {"algorithm": "sac", "library": {"random_timesteps": 3}}),
         ("library.learning_starts is no setting of algorithm ppo", {"library": {"learning_starts": 3}}),
         ("library.experiment can't be set", {"library": {"experiment": {"wandb": True}}}),
-        ("library.gae_lambda must be a number, not 'high'", {"library": {"gae_lambda": "high"}}),
+        ("library.gae_lambda must be a number from 0 to 1, not 'high'", {"library": {"gae_lambda": "high"}}),
         ("library.time_limit_bootstrap must be true or false", {"library": {"time_limit_bootstrap": 1}}),
         ("library.value_preprocessor 'Scaler' is not known", {"library": {"value_preprocessor": "Scaler"}}),
         (

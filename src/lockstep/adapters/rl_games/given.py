@@ -13,7 +13,24 @@ from lockstep.core.config import show
 from lockstep.core.errors import UsageError
 from lockstep.core.types import Task
 from lockstep.learn.config import PpoConfig, TrainConfig
-from lockstep.learn.guest_settings import require_known, require_unchanged
+from lockstep.learn.guest_settings import (
+    FLAG,
+    NOT_NEGATIVE,
+    NOTHING,
+    SHARE,
+    TEXT,
+    WIDTH,
+    Allowed,
+    Rules,
+    count,
+    either,
+    number,
+    one_of,
+    require_known,
+    require_unchanged,
+    require_values,
+    widths,
+)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -63,6 +80,98 @@ CENTRAL_VALUE = _words(
 )
 """Below ``params.config.central_value_config``."""
 
+NETWORK = _words(
+    """
+    central_value cnn joint_obs_actions mlp name normalization rnn separate space value_activation
+    """
+)
+"""Below ``params.network`` of the name actor_critic."""
+_IDLE = {"network": _words("lstm rnn1 value_shape"), "mlp": _words("normalization regularizer"), "rnn": _words("")}
+"""What stands in such a network, or in a part of it, in rl_games' own files, and is of no effect."""
+
+_ACTIVATION = one_of("relu", "tanh", "sigmoid", "elu", "selu", "swish", "gelu", "softplus", "None")
+_INITIALIZER: Rules = {
+    "name": one_of(
+        "const_initializer",
+        "orthogonal_initializer",
+        "glorot_normal_initializer",
+        "glorot_uniform_initializer",
+        "variance_scaling_initializer",
+        "random_uniform_initializer",
+        "kaiming_normal",
+        "orthogonal",
+        "default",
+    ),
+    "val": number(),
+    "gain": number(),
+    "scale": NOT_NEGATIVE,
+}
+_NETWORK: Rules = {
+    "name": TEXT,
+    "separate": FLAG,
+    "central_value": FLAG,
+    "value_activation": _ACTIVATION,
+    "normalization": either(NOTHING, one_of("layer_norm", "batch_norm")),
+    "mlp": {
+        "units": widths(),
+        "activation": _ACTIVATION,
+        "initializer": _INITIALIZER,
+        "d2rl": FLAG,
+        "norm_only_first_layer": FLAG,
+    },
+    "rnn": {
+        "name": one_of("lstm", "gru", "identity"),
+        "units": WIDTH,
+        "layers": count(1, 2**10),
+        **dict.fromkeys(("before_mlp", "concat_input", "concat_output", "layer_norm"), FLAG),
+    },
+    "space": {
+        "continuous": {
+            "mu_activation": _ACTIVATION,
+            "sigma_activation": _ACTIVATION,
+            "mu_init": _INITIALIZER,
+            "sigma_init": _INITIALIZER,
+            "fixed_sigma": FLAG,
+        },
+    },
+}
+_SCHEDULES = ("adaptive", "linear", "constant", "identity", "none", "None", None)  # all but the first two are none
+_NAMED: Rules = {"name": TEXT}
+_OF_BOTH: Rules = {  # the agent's settings and the central value network's
+    "learning_rate": NOT_NEGATIVE,
+    "lr_schedule": Allowed("adaptive, linear or None", lambda value: value in _SCHEDULES),
+    "kl_threshold": NOT_NEGATIVE,
+    "mini_epochs": count(),
+    "minibatch_size": count(),
+    "minibatch_size_per_env": count(),
+    "e_clip": NOT_NEGATIVE,
+    "grad_norm": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+    **dict.fromkeys(("clip_value", "freeze_critic", "mixed_precision", "normalize_input", "truncate_grads"), FLAG),
+}
+_FLAGS = _words(
+    """
+    clip_actions normalize_advantage normalize_value ppo schedule_entropy torch_compile use_experimental_cv
+    use_smooth_clamp value_bootstrap zero_rnn_on_done
+    """
+)
+_CONFIG: Rules = {
+    **_OF_BOTH,
+    **dict.fromkeys(_FLAGS, FLAG),
+    "gamma": SHARE,
+    "tau": SHARE,
+    "critic_coef": NOT_NEGATIVE,
+    "entropy_coef": number(),
+    "bounds_loss_coef": either(NOTHING, number()),
+    "bound_loss_type": one_of("bound", "regularisation", "none"),
+    "schedule_type": one_of("legacy", "standard"),
+    "seq_length": count(),
+    "reward_shaper": {
+        **dict.fromkeys(("scale_value", "shift_value", "min_val", "max_val"), number()),
+        **dict.fromkeys(("log_val", "is_torch"), FLAG),
+    },
+}
+
 
 def check_given(config: TrainConfig) -> None:
     """Check ``config.library`` by itself, and that ``config.agent`` has nothing that rl_games has no counterpart for.
@@ -86,6 +195,14 @@ def check_given(config: TrainConfig) -> None:
     if central is not False:
         central = _mapping("library.config.central_value_config", central)
         require_known("library.config.central_value_config", central, CENTRAL_VALUE, "rl_games")
+        network = _mapping("library.config.central_value_config.network", central.get("network"))
+        _require_known_network("library.config.central_value_config.network", network)
+        require_values("library.config.central_value_config", central, {**_OF_BOTH, "network": _NETWORK})
+    _require_known_network("library.network", _mapping("library.network", given.get("network")))
+    without = {name: value for name, value in settings.items() if name != "central_value_config"}
+    require_values("library.config", without, _CONFIG)
+    for name, rules in (("network", _NETWORK), ("algo", _NAMED), ("model", _NAMED)):
+        require_values("library", {name: given.get(name)}, {name: rules})
     _check_namesakes(config, given, settings)
 
 
@@ -113,7 +230,18 @@ def require_fit(params: Mapping[str, Any], config: TrainConfig, task: Task) -> N
         )
     if params["model"].get("name") == "continuous_a2c":
         raise UsageError("library.model.name continuous_a2c fails in rl_games 1.6.5 itself; use continuous_a2c_logstd")
+    central = params["config"].get("central_value_config") or {}
+    _require_whole_memory("library.network", params["network"])
+    _require_whole_memory("library.config.central_value_config.network", central.get("network") or {})
     _numbers_of_mini_batches(params)
+
+
+def _require_whole_memory(where: str, network: Mapping[str, Any]) -> None:
+    """Check that a memory has what rl_games has no defaults for."""
+    memory = network.get("rnn") or {}
+    missing = [name for name in ("name", "units", "layers") if name not in memory]
+    if "rnn" in network and missing:
+        raise UsageError(f"{where}.rnn needs {', '.join(missing)} as well")
 
 
 def require_envs(shares: Sequence[int]) -> None:
@@ -128,10 +256,10 @@ def require_equal_numbers(by_rank: Sequence[Mapping[str, Any]]) -> None:
     """Raise UsageError unless what every rank tells rl_games makes equally many minibatches."""
     first, *others = [_numbers_of_mini_batches(params) for params in by_rank]
     for numbers in others:
-        for name, number in numbers.items():
-            if number != first[name]:
+        for name, own in numbers.items():
+            if own != first[name]:
                 raise UsageError(
-                    f"{name}.minibatch_size makes {first[name]} minibatches on one rank and {number} on another, which "
+                    f"{name}.minibatch_size makes {first[name]} minibatches on one rank and {own} on another, which "
                     "must make equally many; use minibatch_size_per_env, or leave it out, for agent.num_mini_batches"
                 )
 
@@ -183,6 +311,16 @@ def _check_namesakes(config: TrainConfig, given: Mapping[str, Any], settings: Ma
             f"library has {', '.join(what for what, _ in wrong)}, for which lockstep has names of its own; use "
             f"{' '.join(flag for _, flag in wrong)}, or leave them out of library"
         )
+
+
+def _require_known_network(where: str, network: Mapping[str, Any]) -> None:
+    """Check the names of a network's settings, and of those of its parts; other networks have other ones."""
+    if network.get("name", "actor_critic") != "actor_critic":
+        return
+    require_known(where, network, NETWORK | _IDLE["network"], "rl_games")
+    for part in ("mlp", "rnn"):
+        inner = _mapping(f"{where}.{part}", network.get(part))
+        require_known(f"{where}.{part}", inner, _NETWORK[part].keys() | _IDLE[part], "rl_games")
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:

@@ -22,7 +22,23 @@ from lockstep.core.errors import UsageError
 from lockstep.core.types import Task
 from lockstep.learn.agent_config import ReplayConfig
 from lockstep.learn.config import PpoConfig, SacConfig, TrainConfig
-from lockstep.learn.guest_settings import require_known, require_unchanged
+from lockstep.learn.guest_settings import (
+    MAPPING,
+    NOT_NEGATIVE,
+    NOTHING,
+    SHARE,
+    Allowed,
+    Rules,
+    count,
+    either,
+    number,
+    one_of,
+    require_known,
+    require_unchanged,
+    require_values,
+    rules_of,
+    widths,
+)
 
 _NAME = "Stable-Baselines3"
 KINDS: dict[str, Any] = {"ppo": PPO, "sac": SAC, "td3": TD3}
@@ -77,6 +93,7 @@ def told(config: TrainConfig, task: Task, num_envs: int) -> Told:
     kind, given = KINDS[algorithm], dict(config.library)
     normalize = given.pop("vec_normalize", None)
     _check_given(kind, given, algorithm)
+    _check_values(kind, config, num_envs)
     arguments = combine(_own(config, num_envs), given)
     kwargs = arguments["policy_kwargs"]
     kwargs["activation_fn"] = _activation(kwargs["activation_fn"])
@@ -86,8 +103,6 @@ def told(config: TrainConfig, task: Task, num_envs: int) -> Told:
     if not (config.agent.normalize_observations or normalize):
         return Told(kind, arguments, None)
     base = {"norm_obs": config.agent.normalize_observations, "norm_reward": False, "gamma": config.agent.gamma}
-    known = inspect.signature(VecNormalize).parameters.keys() - {"venv"}
-    require_known("library.vec_normalize", normalize or {}, known, _NAME)
     return Told(kind, arguments, combine(base, normalize or {}))
 
 
@@ -168,8 +183,58 @@ def _check_given(kind: Any, given: Mapping[str, Any], algorithm: str) -> None:
         if name in namesakes:
             mend = f"use {namesakes[name]}" if namesakes[name] else "leave it out"
             raise UsageError(f"library.{name} {show(given[name])}: lockstep has a name of its own for it; {mend}")
-    if not isinstance(given.get("policy_kwargs") or {}, Mapping):
-        raise UsageError(f"library.policy_kwargs must be a mapping, not {show(given['policy_kwargs'])}")
+
+
+def _check_values(kind: Any, config: TrainConfig, num_envs: int) -> None:
+    """Check what ``library`` sets, by the signatures of the classes that it goes to."""
+    agent, policy = config.agent, kind.policy_aliases["MlpPolicy"]
+    rules: dict[str, Any] = {**rules_of(kind), **_VALUES, "vec_normalize": rules_of(VecNormalize) | {"gamma": SHARE}}
+    if isinstance(agent, PpoConfig):
+        num_samples = agent.num_steps_per_env * num_envs
+        rules |= {"batch_size": count(2, num_samples, ", as many as there are samples"), "ent_coef": number()}
+    of_policy = {**rules_of(policy), **_OF_POLICY}
+    for name, owner in (("policy_kwargs", policy), ("vec_normalize", VecNormalize)):
+        group = config.library.get(name)
+        if isinstance(group, Mapping):
+            known = inspect.signature(owner).parameters.keys() - _GIVEN
+            require_known(f"library.{name}", group, known, _NAME)
+            if isinstance(widths_by_name := group.get("net_arch"), Mapping):
+                own = {"pi", "vf" if isinstance(agent, PpoConfig) else "qf"}
+                require_known(f"library.{name}.net_arch", widths_by_name, own, _NAME)
+                of_policy["net_arch"] = dict.fromkeys(own, widths())
+    require_values("library", config.library, rules | {"policy_kwargs": of_policy})
+
+
+def _is_auto(value: Any) -> bool:
+    """Return whether a temperature is tuned, from a start that is a number above 0 if there is one."""
+    if value == "auto":
+        return True
+    try:
+        return isinstance(value, str) and value.startswith("auto_") and 0.0 < float(value[5:]) < math.inf
+    except ValueError:
+        return False
+
+
+_GIVEN = {"venv", "observation_space", "action_space", "lr_schedule", "norm_obs_keys"}
+"""Arguments of policies and of ``VecNormalize`` that the library gives, or that are for envs of other kinds."""
+_CLASS = Allowed("left out, as no configuration can hold a class", lambda value: False)
+_VALUES: Rules = {
+    **dict.fromkeys(("gamma", "gae_lambda", "tau"), SHARE),
+    **dict.fromkeys(("clip_range_vf", "target_kl", "action_noise"), either(NOTHING, NOT_NEGATIVE)),
+    **dict.fromkeys(("rollout_buffer_kwargs", "replay_buffer_kwargs"), either(NOTHING, MAPPING)),
+    "learning_starts": count(0),
+    "sde_sample_freq": count(-1),
+    "ent_coef": either(NOT_NEGATIVE, Allowed("auto or one such as auto_0.1", _is_auto)),
+    "target_entropy": either(one_of("auto"), number()),
+}
+"""Beside what the arguments of an algorithm's class say by their defaults."""
+_OF_POLICY: Rules = {
+    **dict.fromkeys(("features_extractor_kwargs", "optimizer_kwargs"), either(NOTHING, MAPPING)),
+    **dict.fromkeys(("features_extractor_class", "optimizer_class"), _CLASS),
+    "net_arch": either(NOTHING, widths()),
+    "log_std_init": number(-50, 50),
+}
+"""Beside what the arguments of a policy's class say by their defaults."""
 
 
 def _activation(name: Any) -> type[nn.Module]:

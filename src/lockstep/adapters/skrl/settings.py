@@ -12,7 +12,21 @@ from lockstep.core.errors import UsageError, nearest
 from lockstep.core.types import ActionSpace
 from lockstep.learn.agent_config import AgentConfig, PpoConfig, ReplayConfig, SacConfig
 from lockstep.learn.config import TrainConfig
-from lockstep.learn.guest_settings import require_unchanged
+from lockstep.learn.guest_settings import (
+    MAPPING,
+    NOT_NEGATIVE,
+    NOTHING,
+    SHARE,
+    TEXT,
+    Allowed,
+    Rules,
+    count,
+    either,
+    like,
+    number,
+    require_unchanged,
+    require_values,
+)
 
 OWN_POLICY = ("ppo", "rpo", "a2c", "trpo", "cem")
 """Algorithms that learn from what the policy of the moment has done; the others have a replay."""
@@ -37,6 +51,9 @@ _CLOSED = {
 }
 SCALER = "RunningStandardScaler"
 _SCHEDULE = "learning_rate_scheduler"
+_STEERED = "KLAdaptiveLR"
+_STEERING = ("kl_threshold", "min_lr", "max_lr", "kl_factor", "lr_factor")
+"""Arguments of that one."""
 
 
 def check_settings(config: TrainConfig, space: ActionSpace, shares: Sequence[int]) -> None:
@@ -104,14 +121,14 @@ def agent_settings(
     settings = _TRANSLATIONS[config.algorithm](config, space, shares, rank)
     if config.agent.normalize_observations:
         settings |= {"observation_preprocessor": SCALER, "state_preprocessor": SCALER}
-    _check_library(config, known, len(shares))
+    _check_library(config, known, shares)
     if config.library.get(_SCHEDULE, settings.get(_SCHEDULE)) != settings.get(_SCHEDULE):
         settings.pop(f"{_SCHEDULE}_kwargs", None)  # another schedule has other ones
     return combine({name: value for name, value in settings.items() if name in known}, config.library)
 
 
-def _check_library(config: TrainConfig, known: Mapping[str, Any], num_ranks: int) -> None:
-    for name, value in config.library.items():
+def _check_library(config: TrainConfig, known: Mapping[str, Any], shares: Sequence[int]) -> None:
+    for name in config.library:
         own_name = _NAMED_HERE.get(name, "")
         if own_name and hasattr(config.agent, own_name.removeprefix("agent.")):
             raise UsageError(f"library.{name} is {own_name} here; use --{own_name}")
@@ -121,18 +138,74 @@ def _check_library(config: TrainConfig, known: Mapping[str, Any], num_ranks: int
             raise UsageError(
                 f"library.{name} is no setting of algorithm {config.algorithm} of skrl{nearest(name, known)}"
             )
-        default = known[name]
-        values = value if name == "learning_rate" and isinstance(value, list | tuple) else [value]
-        is_number = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise UsageError(f"library.{name} must be true or false, not {value!r}")
-        if isinstance(default, int | float) and not isinstance(default, bool | type(None)) and not is_number:
-            raise UsageError(f"library.{name} must be a number, not {value!r}")
+    require_values("library", config.library, _rules(config, known, min(shares)))
+    num_ranks = len(shares)
     if config.library.get("kl_threshold") and num_ranks > 1:
         raise UsageError(
             f"library.kl_threshold {config.library['kl_threshold']} ends an update by the samples of one rank, and "
             f"there are {num_ranks}, which would go on without each other; leave it out, or run one process"
         )
+
+
+_NUM_OPTIMIZERS = {"sac": 3, **dict.fromkeys(("ppo", "rpo", "a2c", "td3", "ddpg"), 2)}
+"""Of algorithms that may have a learning rate for each."""
+_ARGUMENTS = Allowed(
+    "a mapping, or a list of as many as there are optimizers",
+    lambda value: all(map(MAPPING.accepts, value)) if isinstance(value, list | tuple) else MAPPING.accepts(value),
+)
+_SAID_IN_TEXT = ("mode", "threshold_mode", "scale_mode", "anneal_strategy")
+"""Arguments of schedules that are no numbers."""
+_STEPS = ("step_size", "T_0", "T_max")
+"""Those that the time is divided by."""
+_NO_TEXT = Allowed("a number, or what has numbers", lambda value: not isinstance(value, str))
+_NAME = either(NOTHING, TEXT)
+_VALUES: Rules = {
+    **dict.fromkeys(("discount_factor", "gae_lambda", "polyak", "percentile"), SHARE),
+    **dict.fromkeys(("grad_norm_clip", "kl_threshold"), NOT_NEGATIVE),
+    f"{_SCHEDULE}_kwargs": either(NOTHING, _ARGUMENTS),
+    "target_entropy": either(NOTHING, number()),
+    "initial_entropy_value": number(1e-6, 1e6),
+    **{f"{scaled}_preprocessor": _NAME for scaled in ("observation", "state", "value")},
+    "exploration_noise": _NAME,
+    "smooth_regularization_noise": _NAME,
+}
+"""Beside what the defaults of the fields of a configuration class say."""
+
+
+def _rates(algorithm: str) -> Allowed:
+    """Return what takes a learning rate, or one for each optimizer."""
+    num = _NUM_OPTIMIZERS.get(algorithm)
+    if num is None:
+        return NOT_NEGATIVE
+    several = Allowed(
+        f"a list of {num}",
+        lambda value: isinstance(value, list | tuple) and len(value) == num and all(map(NOT_NEGATIVE.accepts, value)),
+    )
+    return either(NOT_NEGATIVE, several)
+
+
+def _of_schedule(name: str) -> Allowed:
+    """Return what an argument of a schedule may be."""
+    if name in _STEERING:
+        return NOT_NEGATIVE
+    if name in _STEPS:
+        return count()
+    return TEXT if name in _SAID_IN_TEXT else _NO_TEXT
+
+
+def _rules(config: TrainConfig, known: Mapping[str, Any], num_envs: int) -> Rules:
+    """Return what settings of an algorithm may be, where the rank with the fewest envs has so many.
+
+    They are the same on all ranks, so that all refuse the same.
+    """
+    rules: dict[str, Any] = {**{name: like(default) for name, default in known.items()}, **_VALUES}
+    of_classes = (name for name in known if name.endswith("_kwargs") and name != f"{_SCHEDULE}_kwargs")
+    rules |= dict.fromkeys(of_classes, either(NOTHING, MAPPING))
+    rules["learning_rate"] = _rates(config.algorithm)
+    if isinstance(arguments := config.library.get(f"{_SCHEDULE}_kwargs"), Mapping):
+        rules[f"{_SCHEDULE}_kwargs"] = {name: _of_schedule(name) for name in arguments}
+    most = config.agent.num_steps_per_env * num_envs
+    return rules | {"mini_batches": count(1, most, ", as many as a rank has samples")}
 
 
 # --- by algorithm ----------------------------------------------------------------------------------------------------
@@ -152,7 +225,7 @@ def _on_policy(config: TrainConfig, space: ActionSpace, shares: Sequence[int], r
 def _ppo(config: TrainConfig, space: ActionSpace, shares: Sequence[int], rank: int) -> dict[str, Any]:
     agent = config.agent_as(PpoConfig)
     steered = {
-        _SCHEDULE: "KLAdaptiveLR",
+        _SCHEDULE: _STEERED,
         f"{_SCHEDULE}_kwargs": {
             "kl_threshold": agent.desired_kl,
             "min_lr": agent.min_learning_rate,

@@ -23,6 +23,7 @@ from lockstep.distributed.jax_guests import Exchange, guest_imports
 from lockstep.distributed.jax_mesh import REPLICATED, SHARDED, RankMesh
 from lockstep.envs.jax_env import JaxEnv
 from lockstep.learn.config import TrainConfig, split_evenly
+from lockstep.learn.guest_settings import breakdown_in_words, refused_in_words
 from lockstep.learn.jax import checkpoint, evaluation, fitting
 from lockstep.learn.jax.algorithm import PyTree, TrainState
 from lockstep.learn.jax.guest_reporting import OwnIteration, first_nonfinite, own_row, share
@@ -168,7 +169,7 @@ class GuestTraining:
         self.own_times: OwnTimes | None = None
         with guest_imports():
             kind = load(learner)
-        with self._as_library():
+        with self._as_library(), refused_in_words(config):
             self.learner: GuestLearner = kind(config, self.env, self.exchange, self.total_envs)
         self._share_state(self.learner.state())
         self._evaluation_env = evaluation_env
@@ -232,6 +233,7 @@ class GuestTraining:
 
         Raises:
             NonFiniteError: a loss or an array of the state is not finite any more.
+            RunError: the same, and the library broke down over it.
         """
         self.exchange.take_waits()
         self.exchange.take_nonfinite()
@@ -268,7 +270,10 @@ class GuestTraining:
     def _timed(self, work: Callable[[], Any]) -> tuple[float, list[Any]]:
         """Do some work of the library; return its seconds without waits, and the waits."""
         began = time.perf_counter()
-        with self._as_library():
+        words = breakdown_in_words(
+            self.iteration + 1, lambda: first_nonfinite({}, self.learner.state()), self.comm.rank
+        )
+        with self._as_library(), words:
             work()
         with beats.exchange(beats.DEVICE):
             jax.block_until_ready((self.env.state, self.learner.state()))

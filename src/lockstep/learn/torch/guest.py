@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 
 from lockstep.core import beats
 from lockstep.core.errors import UsageError
@@ -23,6 +24,7 @@ from lockstep.distributed.torch_state import Replicated, broadcast_named, broadc
 from lockstep.distributed.torch_statistics import Number
 from lockstep.envs.batch_env import BatchEnv
 from lockstep.learn.config import TrainConfig
+from lockstep.learn.guest_settings import breakdown_in_words, refused_in_words
 from lockstep.learn.observer import Metrics, NonFiniteError, Observer, OwnTimes, Status, no_clock, nobody_asks
 from lockstep.learn.resuming import (
     incomplete_in_words,
@@ -175,7 +177,9 @@ class GuestTraining:
         with guest_group(comm):
             with _said_once(), torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(stream_seed(config.seed, "policy"))
-                self.learner: GuestLearner = load(learner)(config, env, comm)
+                kind = load(learner)
+                with refused_in_words(config):
+                    self.learner: GuestLearner = kind(config, env, comm)
             self._broadcast()
 
     @property
@@ -218,12 +222,14 @@ class GuestTraining:
 
         Raises:
             NonFiniteError: a loss or a parameter is not finite any more.
+            RunError: the same, and the library broke down over it.
         """
         self.comm.take_waits()  # those of evaluations and checkpoints, which are no part of an iteration
         beats.at_iteration(self.iteration)
         beats.enter("rollout")
         steps_before = self.env.num_steps
-        with guest_group(self.comm):
+        words = breakdown_in_words(self.iteration + 1, self._first_nonfinite, self.comm.rank)
+        with guest_group(self.comm), words, _unchecked_distributions():
             rollout_s, waits = self._timed(self.learner.collect)
             beats.enter("update")
             losses: dict[str, float] = {}
@@ -258,6 +264,9 @@ class GuestTraining:
                 torch.cuda.synchronize(self.env.device)
         waits = self.comm.take_waits()
         return time.perf_counter() - began - sum(wait.seconds for wait in waits), waits
+
+    def _first_nonfinite(self) -> str:
+        return first_nonfinite({}, self.env.num_envs, self.replicated_state())
 
     def _first_cause(self, losses: Mapping[str, float]) -> str:
         """Return what is not finite on the first rank where something is not, and that rank."""
@@ -344,6 +353,20 @@ class GuestTraining:
             require_like(saved["env"], sharding.with_rows(self._env_rows(), num_envs), path, "env")
             require_iterations(saved["iteration"], self.config.max_iterations, path)
         return ""
+
+
+@contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Keep torch from looking at the parameters of each distribution.
+
+    What is wrong with them shows in a loss or in the state when the iteration is over, which is said in words then.
+    """
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 @contextmanager
