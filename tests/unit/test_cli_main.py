@@ -118,6 +118,15 @@ def test_failures_are_one_line_with_their_exit_code(
     assert capsys.readouterr().err == f"lockstep: error: {line}\n"
 
 
+@pytest.mark.parametrize(("code", "shown"), [(0, "0"), (None, ""), (2, "2"), ("no\nlicence", r"'no\nlicence'")])
+def test_an_exit_of_other_code_is_a_failure(
+    command: Callable[[BaseException], int], code: object, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(SystemExit(code)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lockstep: error: sys.exit({shown}) was called ({__file__}:")
+
+
 def test_interruption_is_silent(command: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]) -> None:
     assert command(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == ""

@@ -295,6 +295,24 @@ def test_actions_of_another_shape_and_steps_after_the_end_are_refused() -> None:
     assert env.reset()[0].tolist() == [0.0]
 
 
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_no_step_before_a_reset_and_nothing_after_the_end(mode: AutoresetMode) -> None:
+    cases: list[tuple[Any, Any]] = [
+        (line(2, autoreset_mode=mode), np.zeros((2, 1))),
+        (LockstepEnv(toy_env(Line(), 1), seed=1), np.zeros(1)),
+    ]
+    for env, action in cases:
+        with pytest.raises(gymnasium.error.ResetNeeded, match="before the first step"):
+            env.step(action)
+        env.reset()
+        env.step(action)
+        env.close()
+        env.close()
+        for call in (lambda env=env, action=action: env.step(action), env.reset):
+            with pytest.raises(gymnasium.error.ClosedEnvironmentError):
+                call()
+
+
 # --- wrappers and libraries ----------------------------------------------------------------------------------------
 
 

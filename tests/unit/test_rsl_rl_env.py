@@ -124,6 +124,10 @@ def test_envs_live_on_after_inference_mode() -> None:
 def test_discrete_actions_are_refused() -> None:
     with pytest.raises(UsageError, match="RSL-RL has no policy for discrete actions, which Recall has"):
         RslRlEnv(toy_env(Recall(), 2))
+    with pytest.raises(
+        UsageError, match=r"which cartpole_classic has; PPO of lockstep, .* takes them \(--rl_library\)"
+    ):
+        lockstep.make_rsl_rl_env("cartpole_classic", 2, device="cpu", action_kind="discrete")
 
 
 class Kept(LogWriter):  # type: ignore[misc]

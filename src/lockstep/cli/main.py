@@ -63,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rank_exit.speaks_of(error):
             _say(f"{rank_exit.prefix}{error}")
         return rank_exit.end(error.exit_code, _one_line(str(error)))
+    except SystemExit as error:
+        # No command of ours ends like this: an env, a runner or a library does, in the middle of the work.
+        message = f"{_ended_by(error)} before this command was done; an exception there would say why"
+        _say(f"{rank_exit.prefix}{message}")
+        return rank_exit.end(1, _one_line(message))
     except KeyboardInterrupt:
         return rank_exit.end(130)
     except BrokenPipeError:
@@ -105,6 +110,12 @@ def _unknown(command: str, name: str) -> UsageError:
     if command.startswith("-"):
         return UsageError(f"the command comes first, as in lockstep train TASK, not {command!r}; there are {known}")
     return UsageError(f"unknown command {command!r}{nearest(name, _COMMANDS)} (there are {known})")
+
+
+def _ended_by(error: SystemExit) -> str:
+    """Return what was called where to end the process."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"sys.exit({'' if error.code is None else repr(error.code)}) was called ({frame.filename}:{frame.lineno})"
 
 
 def _say(message: str) -> None:

@@ -10,6 +10,7 @@ import array_api_compat.numpy as xp
 import numpy as np
 import torch
 
+from lockstep.core.errors import RunError
 from lockstep.core.rng import Stream
 from lockstep.core.types import Observations
 from lockstep.envs.config import EnvConfig
@@ -104,8 +105,9 @@ class GuestEnv:
     the step led to, ``observations`` those of the new episode, and no step is wasted. Each episode of each env has a
     seed of its own, a hash of the run's seed, ``streams``, the env's global id and how many episodes it has had.
 
-    An observation or reward that is not finite ends the episode as physics do that diverge: the step counts for
-    nothing, ``num_diverged`` counts it, and the last observations that were finite stand for it.
+    An observation or reward that is not finite, or would not be in ``dtype``, ends the episode as physics do that
+    diverge: the step counts for nothing, ``num_diverged`` counts it, and the last observations that were finite stand
+    for it. Nothing can stand for those that an episode begins with.
 
     Args:
         task: sizes and names.
@@ -116,6 +118,11 @@ class GuestEnv:
         device, dtype: of all tensors handed out; float32 or float64.
         first_env_id: global id of this process's first env.
         streams: prefix of the streams' purposes; an evaluation has its own.
+        name: of the task, for messages.
+
+    Raises:
+        RunError: now or in any later call, an episode begins with observations that are not finite, or the library
+            gives arrays of other shapes than ``GuestStep`` says.
     """
 
     def __init__(
@@ -130,10 +137,13 @@ class GuestEnv:
         dtype: torch.dtype = torch.float32,
         first_env_id: int = 0,
         streams: str = "train",
+        name: str = "the task",
     ) -> None:
         self.task, self.engine, self.config = task, batch, config
+        self._name = name
         self.num_envs = num_envs
         self.device, self.dtype = device, dtype
+        self._host_dtype = np.float64 if dtype == torch.float64 else np.float32
         space = task.action_space
         self._action_shape = (num_envs, space.size) if space.kind == "continuous" else (num_envs,)
         self._host_ids = first_env_id + np.arange(num_envs, dtype=np.int32)
@@ -176,7 +186,7 @@ class GuestEnv:
         if tuple(action.shape) != self._action_shape:
             raise ValueError(f"actions have shape {tuple(action.shape)}, not {self._action_shape}")
         self.num_steps += 1
-        step = self.engine.step(action.cpu().numpy())
+        step = self._checked(self.engine.step(action.cpu().numpy()))
         whole = np.isfinite(step.reward) & np.isfinite(step.observations).all(axis=1)
         terminated = step.terminated | ~whole
         self._episode_length += 1
@@ -204,17 +214,15 @@ class GuestEnv:
         self._episode_number[rows] += 1
         self._episode_length[rows] = 0
         now = observations.copy()
-        now[rows] = self.engine.restart(rows, self._seeds(rows))
+        now[rows] = self._first(rows, self.engine.restart(rows, self._seeds(rows)))
         return now
 
     def _begin(self) -> None:
         """Let every env begin the episode that its number says."""
         self.episodes.restart(whole=torch.from_numpy(self._episode_length == 0).to(self.device))
         self.num_diverged.zero_()
-        self._seen = np.array(self.engine.start(self._seeds(np.arange(self.num_envs))))
-        shape = (self.num_envs, self.task.num_observations["actor"])
-        if self._seen.shape != shape:
-            raise ValueError(f"the envs give observations of shape {self._seen.shape}, not {shape}")
+        rows = np.arange(self.num_envs)
+        self._seen = self._first(rows, self.engine.start(self._seeds(rows))).copy()
         self.observations = self._groups(self._seen)
 
     def _seeds(self, rows: np.ndarray) -> np.ndarray:
@@ -240,6 +248,42 @@ class GuestEnv:
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         """Return a copy on the env's device: the array's memory may be the library's."""
         return torch.from_numpy(array).to(device=self.device, dtype=self.dtype, copy=True)
+
+    # --- what the library gives ----------------------------------------------------------------------------------
+
+    def _checked(self, step: GuestStep) -> GuestStep:
+        """Return a step of all envs in the env's dtype."""
+        count = (self.num_envs,)
+        for name in ("reward", "terminated", "truncated"):
+            self._check_shape(name, getattr(step, name), count)
+        observations = self._numbers(step.observations, self.num_envs)
+        return step._replace(observations=observations, reward=self._cast(step.reward))
+
+    def _first(self, rows: np.ndarray, given: np.ndarray) -> np.ndarray:
+        """Return observations that episodes begin with in the envs ``rows (n,)``, in the env's dtype."""
+        observations = self._numbers(given, rows.size)
+        broken = ~np.isfinite(observations)
+        if broken.any():
+            place, entry = np.argwhere(broken)[0]
+            value = given[place, entry]
+            mend = "; use --dtype float64" if np.isfinite(value) and self.dtype != torch.float64 else ""
+            raise RunError(
+                f"env {self._host_ids[rows[place]]} of {self._name} begins an episode with an observation that is not "
+                f"finite in {np.dtype(self._host_dtype).name}: entry {entry} is {value}{mend}"
+            )
+        return observations
+
+    def _numbers(self, observations: np.ndarray, num_rows: int) -> np.ndarray:
+        self._check_shape("observations", observations, (num_rows, self.task.num_observations["actor"]))
+        return self._cast(observations)
+
+    def _check_shape(self, what: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+        if array.shape != shape:
+            raise RunError(f"{self._name} gives {what} of shape {array.shape}, not {shape}")
+
+    def _cast(self, array: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # what is too large is not finite, and is dealt with as such
+            return array.astype(self._host_dtype, copy=False)
 
     # --- saving and continuing -----------------------------------------------------------------------------------
 

@@ -114,7 +114,7 @@ def make_rsl_rl_env(
             not installed.
     """
     LIBRARIES.get("rsl_rl").require("an RSL-RL env")
-    face: RslRlEnv = load("lockstep.adapters.rsl_rl.env:RslRlEnv")(_make(task, num_envs, seed, device, env))
+    face: RslRlEnv = load("lockstep.adapters.rsl_rl.env:RslRlEnv")(_make(task, num_envs, seed, device, env), task)
     return face
 
 

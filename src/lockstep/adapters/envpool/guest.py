@@ -45,6 +45,7 @@ def make_env(
         dtype=dtype,
         first_env_id=first_env_id,
         streams=streams,
+        name=f"envpool/{env_id}",
     )
 
 

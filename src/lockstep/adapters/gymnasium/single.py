@@ -49,6 +49,7 @@ class LockstepEnv(gymnasium.Env[Any, Any]):
         self.render_mode = None if picture is None else "rgb_array"
         self._has_seed = seed is not None
         self._is_at_start, self._has_ended = True, False
+        self._is_new, self._is_closed = True, False
         self._keep_pose()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -57,7 +58,11 @@ class LockstepEnv(gymnasium.Env[Any, Any]):
         Args:
             seed: from 0 to 2**64 - 1; the same one gives the same episodes. None goes on in the streams.
             options: there are none.
+
+        Raises:
+            ClosedEnvironmentError: the env was closed.
         """
+        self._require_open()
         super().reset(seed=seed)
         if seed is None and not self._has_seed:
             seed = int(self.np_random.integers(2**63))
@@ -67,7 +72,7 @@ class LockstepEnv(gymnasium.Env[Any, Any]):
             self._has_seed = True
         elif not self._is_at_start:
             self.env.restart(torch.ones(1, dtype=torch.bool, device=self.env.device))
-        self._is_at_start, self._has_ended = False, False
+        self._is_new = self._is_at_start = self._has_ended = False
         self._keep_pose()
         return self._border.assembled(to_host(*self._border.selected(self.env.observations)), 0), {}
 
@@ -78,9 +83,13 @@ class LockstepEnv(gymnasium.Env[Any, Any]):
             action: ``(size,)`` floats, or an integer if discrete, in an array of any kind.
 
         Raises:
-            ResetNeeded: the episode has ended.
+            ClosedEnvironmentError: the env was closed.
+            ResetNeeded: the episode has ended, or none has begun.
             ValueError: an action of another shape.
         """
+        self._require_open()
+        if self._is_new:
+            raise gymnasium.error.ResetNeeded("call reset before the first step")
         if self._has_ended:
             raise gymnasium.error.ResetNeeded("the episode has ended; call reset before the next step")
         transition = self.env.step(self._border.actions(np.asarray(action)[None]))
@@ -110,7 +119,12 @@ class LockstepEnv(gymnasium.Env[Any, Any]):
         if self._picture is not None:
             self._pose = self.env.state.qpos[0].to("cpu", torch.float64, copy=True).numpy()
 
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise gymnasium.error.ClosedEnvironmentError("the env was closed; make a new one")
+
     def close(self) -> None:
         """Release the engine, and what draws."""
         self.env.close()
         self._picture = None
+        self._is_closed = True

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -85,16 +84,6 @@ def make_one(env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> 
     return gymnasium.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
 
 
-def make_for(owner: int, env_id: str, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Return an env, with its observations flattened, for the process ``owner``, mostly made in one of its children.
-
-    An interrupt of the terminal reaches them all; it is the training's to end what it has begun.
-    """
-    if os.getpid() != owner:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return gymnasium.wrappers.FlattenObservation(make_one(env_id, max_episode_steps, kwargs))
-
-
 def make_task(env_id: str, config: GuestConfig) -> GuestTask:
     """Return the sizes of an env.
 
@@ -124,19 +113,21 @@ def facts_of(env_id: str, kwargs: Mapping[str, Any]) -> Facts:
 @cache
 def _facts_of(env_id: str, kwargs: str) -> Facts:
     given = json.loads(kwargs)
+    env = None
     try:
         env = make_one(env_id, spec_of(env_id).max_episode_steps or -1, given)
+        return Facts(env.observation_space, env.action_space, _step_duration_s(env))
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = f"; env.kwargs are {kwargs}" if given else ""
-        if not given and isinstance(error, TypeError):
+        if not given and env is None and isinstance(error, TypeError):
             hint = "; what the env needs is given with --env.kwargs.NAME VALUE"
         raise UsageError(f"Gymnasium can't make env {env_id!r}: {in_one_line(error)}{hint}") from error
-    try:
-        return Facts(env.observation_space, env.action_space, _step_duration_s(env))
     finally:
-        env.close()
+        if env is not None:
+            with suppress(Exception, SystemExit):  # all that was wanted of it is known
+                env.close()
 
 
 def num_observations(space: gymnasium.Space[Any], env_id: str) -> int:

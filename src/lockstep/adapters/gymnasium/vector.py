@@ -80,8 +80,10 @@ class LockstepVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             options: may have a ``reset_mask``, a numpy array of booleans.
 
         Raises:
+            ClosedEnvironmentError: the envs were closed.
             ValueError: a mask that is none, or a seed that is not one number or that comes with a mask.
         """
+        self._require_open()
         mask = _mask_of(options, self.num_envs)
         if seed is not None and not (isinstance(seed, int | np.integer) and mask.all()):
             raise ValueError(f"seed {seed!r} of reset must be one whole number, and for all envs")
@@ -107,16 +109,19 @@ class LockstepVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             actions: ``(num_envs, size)`` floats, or ``(num_envs,)`` integers if discrete, in an array of any kind.
 
         Raises:
-            ResetNeeded: with ``Disabled``, an episode has ended and its env was not reset.
+            ClosedEnvironmentError: the envs were closed.
+            ResetNeeded: nothing was reset yet; or with ``Disabled``, an episode has ended and its env was not reset.
             ValueError: actions of another shape.
         """
+        self._require_open()
+        if self._is_new:
+            raise gymnasium.error.ResetNeeded("call reset before the first step")
         if self._mode is AutoresetMode.DISABLED and self._ended.any():
             raise gymnasium.error.ResetNeeded(
                 f"the episodes of envs {np.flatnonzero(self._ended)} have ended; reset them"
             )
         starts = self._ended  # with NextStep, these do nothing in this step but start
         env, action = self.env, self._border.actions(actions)
-        self._is_new = False
         if starts.any():
             rows = torch.as_tensor(starts, device=env.device)
             action[rows] = 0
@@ -165,6 +170,10 @@ class LockstepVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         if self._picture is None:
             return None
         return tuple(self._picture(row) for row in self.env.state.qpos.to("cpu", torch.float64).numpy())
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise gymnasium.error.ClosedEnvironmentError("the envs were closed; make new ones")
 
     def close_extras(self, **kwargs: Any) -> None:
         """Release the engine, and what draws."""

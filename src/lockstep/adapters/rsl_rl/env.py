@@ -25,15 +25,19 @@ class RslRlEnv(VecEnv):  # type: ignore[misc]
 
     Args:
         env: steps the envs; it belongs to this one from now on.
+        task: its name, for messages.
 
     Raises:
         UsageError: the task's actions are discrete, which RSL-RL has no policy for.
     """
 
-    def __init__(self, env: BatchEnv) -> None:
+    def __init__(self, env: BatchEnv, task: str = "") -> None:
         space = env.task.action_space
         if space.kind != "continuous":
-            raise UsageError(f"RSL-RL has no policy for discrete actions, which {type(env.task).__name__} has")
+            raise UsageError(
+                f"RSL-RL has no policy for discrete actions, which {task or type(env.task).__name__} has; PPO of "
+                "lockstep, rl_games, skrl and sb3 takes them (--rl_library)"
+            )
         self.env = env
         self.num_envs, self.num_actions = env.num_envs, space.size
         self.max_episode_length = env.config.max_episode_steps

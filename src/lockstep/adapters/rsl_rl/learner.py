@@ -51,7 +51,7 @@ class RslRlLearner:
         self._iteration = 0
         _, self._first_env = place_among_envs(env, comm)
         with _refusals_in_words(config):
-            self._vec_env = TrainingEnv(env)
+            self._vec_env = TrainingEnv(env, config.task)
             settings = settings_of(config)
         if isinstance(config.agent, PpoConfig):
             self._build(settings)
