@@ -1,6 +1,8 @@
 """Gymnasium's envs that break their interface: named in one line, or dealt with as what they meant."""
 
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,3 +138,9 @@ def test_an_env_in_a_process_of_its_own_is_named_too(kind: str, said: str, odd: 
         env.step(STILL)
     env.close()
     env.close()
+
+
+def test_what_the_process_of_an_env_imports_loads_no_learner() -> None:
+    code = "import sys, lockstep.adapters.gymnasium.checked; print([n for n in ('torch', 'jax') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
