@@ -1,6 +1,7 @@
 """The policy: actor and critic, each a normaliser, an optional memory and a multilayer perceptron."""
 
-from typing import NamedTuple, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -31,7 +32,8 @@ class Memory(nn.Module):
     def step(self, inputs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs ``(num_envs, size)`` and the new state for ``inputs (num_envs, num_inputs)``."""
         parts = tuple(state.split(1)) if self.num_parts == 2 else state
-        outputs, parts = self.layer(inputs.unsqueeze(0), parts)
+        with _precision_of(self.layer, inputs):
+            outputs, parts = self.layer(inputs.unsqueeze(0), parts)
         return outputs.squeeze(0), torch.cat(parts) if self.num_parts == 2 else parts
 
     def sequence(
@@ -51,6 +53,17 @@ class Memory(nn.Module):
             states.append(after)
             state = after * step_keep
         return torch.stack(outputs), torch.stack(states)
+
+
+def _precision_of(layer: nn.Module, inputs: torch.Tensor) -> AbstractContextManager[Any]:
+    """Return the context in which a memory computes: that which is there, or autocast off where it can't go.
+
+    oneDNN has an LSTM in bfloat16 for CPUs with AVX-512 alone, and torch asks it for one on others all the same.
+    """
+    asks_onednn = isinstance(layer, nn.LSTM) and inputs.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    if asks_onednn and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return torch.autocast("cpu", enabled=False)
+    return nullcontext()
 
 
 class Backbone(nn.Module):
