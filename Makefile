@@ -5,9 +5,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# One more than there are cores: many tests wait, for a process to start or for a time-out to pass.
-CORES = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0)
-TEST_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len($(CORES)) + 1))')
 PIP_FLAGS := -qq --disable-pip-version-check
 TORCH := $(shell grep -o 'torch==[0-9.]*' pyproject.toml)
 
@@ -22,7 +19,7 @@ train: $(INSTALLED) ## train the task cartpole_balance with its recipe
 	$(BIN)/lockstep train --task cartpole_balance $(ARGS)
 
 test: $(INSTALLED) ## run the tests
-	$(BIN)/pytest --numprocesses $(TEST_WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadgroup $(ARGS)
 
 lint: $(INSTALLED) ## check style, types and import rules
 	$(BIN)/ruff check
