@@ -6,47 +6,20 @@ from typing import Any
 import torch
 
 from lockstep.adapters.rl_games.learner import RlGamesLearner
-from lockstep.core.types import Comm, Observations
+from lockstep.core.types import Comm
 from lockstep.distributed.torch_comm import SoloComm
 from lockstep.distributed.torch_guests import guest_group
 from lockstep.session.make_env import build_share
 from tests.multiproc.jobs_training import digest
+from tests.multiproc.shifted_envs import ShiftedEnvs
 from tests.unit.rl_games_fixtures import config_with, training_of
-
-
-class _Shifted:
-    """The envs of a rank, whose every observation is shifted; and all that was seen in them."""
-
-    def __init__(self, env: Any, shift: float) -> None:
-        self._env, self._shift = env, shift
-        self.seen: list[Observations] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    @property
-    def observations(self) -> Observations:
-        return self._shifted(self._env.observations)
-
-    def step(self, action: torch.Tensor) -> Any:
-        self.seen.append(self.observations)
-        transition = self._env.step(action)
-        return transition._replace(
-            observations=self._shifted(transition.observations),
-            final_observations=self._shifted(transition.final_observations),
-        )
-
-    def _shifted(self, observations: Observations) -> Observations:
-        actor, critic = (observations[name] for name in ("actor", "critic"))
-        shifted = actor + self._shift
-        return {"actor": shifted, "critic": shifted if critic is actor else critic + self._shift}
 
 
 def iterate_shifted(comm: Comm, settings: dict[str, Any], num_iterations: int) -> dict[str, Any]:
     """Return what is left after some iterations whose observations differ by rank."""
     torch.set_num_threads(1)
     config = config_with(**settings)
-    env = _Shifted(build_share(config, config.envs_by_rank(comm.world_size), comm.rank), 3.0 * comm.rank)
+    env = ShiftedEnvs(build_share(config, config.envs_by_rank(comm.world_size), comm.rank), 3.0 * comm.rank)
     training = training_of(config, comm, env)
     metrics = [training.iterate() for _ in range(num_iterations)]
     agent = training.learner.agent

@@ -8,48 +8,23 @@ from typing import Any
 import torch
 
 from lockstep.adapters.rsl_rl.learner import RslRlLearner
-from lockstep.core.types import Comm, Observations
+from lockstep.core.types import Comm
 from lockstep.distributed.torch_comm import GroupComm, SoloComm
 from lockstep.distributed.torch_guests import guest_group
 from lockstep.learn.config import TrainConfig
 from lockstep.learn.torch.guest import GuestTraining
 from lockstep.session.make_env import build_share
 from tests.multiproc.jobs_training import digest
+from tests.multiproc.shifted_envs import ShiftedEnvs
 from tests.unit.rsl_rl_fixtures import config_with, training_of
 
 _STORED = ("actions", "values", "returns", "advantages", "actions_log_prob", "rewards", "dones")
 
 
-class _Shifted:
-    """The envs of a rank, whose every observation is shifted; and all that was seen in them."""
-
-    def __init__(self, env: Any, shift: float) -> None:
-        self._env, self._shift = env, shift
-        self.seen: list[torch.Tensor] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    @property
-    def observations(self) -> Observations:
-        return self._shifted(self._env.observations)
-
-    def step(self, action: torch.Tensor) -> Any:
-        self.seen.append(self.observations["actor"])
-        transition = self._env.step(action)
-        return transition._replace(
-            observations=self._shifted(transition.observations),
-            final_observations=self._shifted(transition.final_observations),
-        )
-
-    def _shifted(self, observations: Observations) -> Observations:
-        return {name: tensor + self._shift for name, tensor in observations.items()}
-
-
-def _shifted_training(comm: Comm, settings: dict[str, Any]) -> tuple[GuestTraining, _Shifted]:
+def _shifted_training(comm: Comm, settings: dict[str, Any]) -> tuple[GuestTraining, ShiftedEnvs]:
     torch.set_num_threads(1)
     config = config_with(**settings)
-    env = _Shifted(build_share(config, config.envs_by_rank(comm.world_size), comm.rank), 3.0 * comm.rank)
+    env = ShiftedEnvs(build_share(config, config.envs_by_rank(comm.world_size), comm.rank), 3.0 * comm.rank)
     training: Any = GuestTraining("lockstep.adapters.rsl_rl.learner:RslRlLearner", config, env, comm)  # type: ignore[arg-type]
     return training, env
 
@@ -64,7 +39,7 @@ def iterate_shifted(comm: Comm, settings: dict[str, Any], num_iterations: int) -
         "digest": digest(training),  # type: ignore[arg-type]
         "metrics": metrics,
         "learning_rate": algorithm.learning_rate,
-        "seen": torch.cat(env.seen).tolist(),
+        "seen": torch.cat([each["actor"] for each in env.seen]).tolist(),
         "moments": (normalizer._mean.tolist(), normalizer._std.tolist(), int(normalizer.count)),
     }
 
